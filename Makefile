@@ -1,0 +1,31 @@
+# Two commands matter: `make demo` and `make test`. Each makes .venv by itself and costs nothing twice.
+PYTHON ?= python3
+PY := .venv/bin/python
+
+.PHONY: demo test test-all lint check venv clean bench-step
+
+venv: .venv/.installed-dev
+
+# The order-only split keeps the second call free: the stamps are newer than what they depend on.
+.venv/.installed: pyproject.toml constraints.txt tools/bootstrap.py
+	@$(PYTHON) tools/bootstrap.py run
+.venv/.installed-dev: .venv/.installed
+	@$(PYTHON) tools/bootstrap.py dev
+
+demo: .venv/.installed
+	@$(PY) examples/humaneval/demo.py
+
+test: .venv/.installed-dev
+	@$(PY) tools/check.py test
+
+test-all: .venv/.installed-dev
+	@$(PY) tools/check.py all
+
+lint: .venv/.installed-dev
+	@$(PY) tools/check.py lint
+
+bench-step: .venv/.installed
+	@$(PY) -m stoker.cli.main bench step
+
+clean:
+	rm -rf .venv build dist

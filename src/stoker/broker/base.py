@@ -1,0 +1,548 @@
+"""The ledger's contract: verbs, requests, replies. One suite holds every engine to it.
+
+All verbs are batched and idempotent. *Synced before reply* (power-safe mode): ``append`` with
+submits or an outcome, ``complete``, ``cancel``, ``start`` of external actions. Every reply follows
+the commit of what it tells. Invariants I1-I13 are in DESIGN §4; tests cite them by number.
+
+Times in requests are durations in seconds; only the ledger's owner reads a clock.
+"""
+
+from enum import StrEnum
+from typing import Protocol
+
+import msgspec
+
+from stoker.model.action import Action, ActionState
+from stoker.model.completion import Completion
+from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
+
+
+class Durability(StrEnum):
+    """What survives what."""
+
+    MEMORY = "memory"
+    """Nothing survives the process: tests and simulation."""
+    PROCESS_SAFE = "process-safe"
+    """Survives the death of any process; a power cut may lose the last moments."""
+    POWER_SAFE = "power-safe"
+    """What was replied survives a power cut."""
+
+
+class LedgerLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Caps (I6) and lease lengths of one ledger."""
+
+    queued_max: int = 100_000
+    """Queued and leased actions together; more are parked."""
+    queued_per_class_max: int = 50_000
+    results_max: int = 10_000
+    """Unacknowledged results plus leases (each lease reserves its result's slot)."""
+    outstanding_per_rollout_max: int = 256
+    lease_seconds: float = 10.0
+    """A worker silent for this long loses its leases."""
+    grace_seconds: float = 10.0
+    """After a restart nothing expires for this long."""
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine can promise; a coordinator refuses one weaker than its configuration."""
+
+    engine: str
+    durability: Durability
+    value_bytes_max: int
+    limits: LedgerLimits
+    lineage: str
+    """Identity of this ledger; renewed when it is restored without certainty (I3)."""
+
+
+# --- coordinator's verbs -------------------------------------------------------------------
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag="attach"):
+    """Become the coordinator of a partition; fences whoever was before (B7)."""
+
+    run_id: RunId
+    partition: str = "0"
+    incarnation: str
+    """Fresh id of this coordinator process; attaching twice with one is idempotent."""
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True, tag="attached"):
+    """The partition is yours while no newer fence exists."""
+
+    fence: Fence
+    capabilities: Capabilities
+
+
+class Append(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout's next journal entries, what they submit and acknowledge: one transaction."""
+
+    rollout_id: RolloutId
+    expected_seq: int
+    """Entries this rollout's journal has now (I11). Repeating an append that was applied gives
+    ``already``; anything else that does not fit is a conflict."""
+    events: tuple[bytes, ...] = ()
+    """Encoded journal events, opaque to the ledger."""
+    submits: tuple[Action, ...] = ()
+    acknowledges: tuple[ActionId, ...] = ()
+    finished: bool = False
+    """The last event is the rollout's outcome: synced before reply."""
+
+
+class AppendBatch(msgspec.Struct, frozen=True, kw_only=True, tag="append"):
+    """Appends of many rollouts of one partition."""
+
+    run_id: RunId
+    partition: str = "0"
+    fence: Fence
+    appends: tuple[Append, ...]
+    sync: bool = False
+    """Force a sync even where the rules would allow a lazy commit."""
+
+
+class SubmitDisposition(StrEnum):
+    """What became of one submit."""
+
+    ACCEPTED = "accepted"
+    PARKED = "parked"
+    DUPLICATE = "duplicate"
+    """Same key, same digest: the action is already there (I7)."""
+    CONFLICT = "conflict"
+    """Same key, another digest: rejected (I7)."""
+
+
+class AppendDisposition(StrEnum):
+    """What became of one append."""
+
+    APPLIED = "applied"
+    ALREADY = "already"
+    CONFLICT = "conflict"
+    """``expected_seq`` does not fit: a bug or a fenced writer; nothing was applied."""
+
+
+class AppendReply(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of one append."""
+
+    disposition: AppendDisposition
+    seq: int
+    """Entries the journal has now."""
+    submits: tuple[SubmitDisposition, ...] = ()
+
+
+class AppendBatchReply(msgspec.Struct, frozen=True, kw_only=True, tag="appended"):
+    """Results in the order of the appends."""
+
+    replies: tuple[AppendReply, ...]
+
+
+class LedgerEventKind(StrEnum):
+    """What the ledger tells a coordinator."""
+
+    COMPLETED = "completed"
+    """An action reached its terminal state (I8); carries the completion."""
+    LATE = "late"
+    """A stale result came; recorded, with the disposition in ``detail`` (I4)."""
+    REQUEUED = "requeued"
+    """A lease was lost or released; ``detail`` says why."""
+    RECLAIMED = "reclaimed"
+    """A cancelled action's worker has let go of it (I10)."""
+
+
+class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """One event; ids rise and are never reused."""
+
+    event_id: int
+    kind: LedgerEventKind
+    action_id: ActionId
+    rollout_id: RolloutId
+    completion: Completion | None = None
+    detail: str = ""
+
+
+class EventsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="events"):
+    """Long poll: events of this partition after ``after``.
+
+    From 0 on a completed event is delivered again until its action is acknowledged.
+    """
+
+    run_id: RunId
+    partition: str = "0"
+    fence: Fence
+    after: int = 0
+    limit: int = 1000
+    wait_seconds: float = 0.0
+
+
+class EventsReply(msgspec.Struct, frozen=True, kw_only=True, tag="events_reply"):
+    """Events in order."""
+
+    events: tuple[LedgerEvent, ...]
+
+
+class Cancel(msgspec.Struct, frozen=True, kw_only=True, tag="cancel"):
+    """End actions at once (I10): first commit wins."""
+
+    run_id: RunId
+    partition: str = "0"
+    fence: Fence
+    action_ids: tuple[ActionId, ...] = ()
+    rollout_ids: tuple[RolloutId, ...] = ()
+    """All unfinished actions of these rollouts."""
+    reason: str = ""
+
+
+class CancelDisposition(StrEnum):
+    """What a cancel found."""
+
+    CANCELLED = "cancelled"
+    TOO_LATE = "too_late"
+    UNKNOWN = "unknown"
+
+
+class CancelReply(msgspec.Struct, frozen=True, kw_only=True, tag="cancel_reply"):
+    """Per action that was named or found."""
+
+    dispositions: dict[ActionId, CancelDisposition]
+
+
+# --- worker's verbs ------------------------------------------------------------------------
+
+
+class Enroll(msgspec.Struct, frozen=True, kw_only=True, tag="enroll"):
+    """A worker incarnation says what it is. Repeating is harmless."""
+
+    worker_id: WorkerId
+    name: str
+    """Stable name of the worker, over its incarnations."""
+    slots: dict[str, int]
+    """Worker class → concurrency; for status and idle attribution."""
+    replaces: WorkerId | None = None
+    """An earlier incarnation *known* to be dead (its lock is free): its leases end now."""
+
+
+class Enrolled(msgspec.Struct, frozen=True, kw_only=True, tag="enrolled"):
+    """What the worker must keep to."""
+
+    lease_seconds: float
+    capabilities: Capabilities
+
+
+class Lease(msgspec.Struct, frozen=True, kw_only=True):
+    """One delivery of one action."""
+
+    action: Action
+    fence: Fence
+    delivery: int
+    """Which hand-out, from 1."""
+    attempt: int
+    """Which execution this becomes if started, from 1."""
+    deadline_seconds: float
+    """What is left until the action's deadline."""
+    alone: bool = False
+    """A suspect of a poison: run nothing else beside it (I5)."""
+    queue_seconds: float = 0.0
+    """How long it was queued."""
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
+    """Long poll for work, never for more than the free slots. Also extends the worker's life."""
+
+    worker_id: WorkerId
+    slots: dict[str, int] = {}
+    """Worker class → free slots; empty: only wait for revocations."""
+    action_ids: tuple[ActionId, ...] = ()
+    """Tickets: lease exactly these, whatever their class."""
+    wait_seconds: float = 0.0
+
+
+class LeaseReply(msgspec.Struct, frozen=True, kw_only=True, tag="lease_reply"):
+    """Work, and leases that are no longer yours: kill what runs under them."""
+
+    leases: tuple[Lease, ...] = ()
+    revoked: tuple[ActionId, ...] = ()
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One lease a worker believes it has."""
+
+    action_id: ActionId
+    fence: Fence
+
+
+class HoldVerdict(StrEnum):
+    """Whether the worker may go on."""
+
+    OK = "ok"
+    LOST = "lost"
+    CANCEL = "cancel"
+
+
+class StartRequest(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """Work begins only after the reply says ``ok``; counts an attempt (I5, I12)."""
+
+    worker_id: WorkerId
+    held: tuple[Held, ...]
+
+
+class HeartbeatRequest(msgspec.Struct, frozen=True, kw_only=True, tag="heartbeat"):
+    """Evidence of life for every lease of a worker: one message per worker."""
+
+    worker_id: WorkerId
+    held: tuple[Held, ...]
+
+
+class HoldReply(msgspec.Struct, frozen=True, kw_only=True, tag="hold_reply"):
+    """Verdicts in the order asked."""
+
+    verdicts: tuple[HoldVerdict, ...]
+
+
+class CompleteRequest(msgspec.Struct, frozen=True, kw_only=True, tag="complete"):
+    """Results. Never refused for a cap."""
+
+    worker_id: WorkerId
+    completions: tuple[Completion, ...]
+
+
+class CompleteDisposition(StrEnum):
+    """What became of one result."""
+
+    OK = "ok"
+    ALREADY = "already"
+    """The same fence had completed it; nothing changed (B9)."""
+    STALE = "stale"
+    """The fence is old; recorded, nothing applied (I4, B2)."""
+    ADOPTED = "adopted"
+    """Stale, and taken under ``late = adopt``."""
+
+
+class CompleteReply(msgspec.Struct, frozen=True, kw_only=True, tag="complete_reply"):
+    """Dispositions in the order given."""
+
+    dispositions: tuple[CompleteDisposition, ...]
+
+
+class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
+    """Give back unstarted work (attempt not spent), or report a revoked lease as let go."""
+
+    worker_id: WorkerId
+    held: tuple[Held, ...]
+
+
+# --- anybody's verbs -----------------------------------------------------------------------
+
+
+class JournalRequest(msgspec.Struct, frozen=True, kw_only=True, tag="journal"):
+    """Read one rollout's journal."""
+
+    run_id: RunId
+    rollout_id: RolloutId
+    after: int = 0
+    limit: int = 100_000
+
+
+class JournalReply(msgspec.Struct, frozen=True, kw_only=True, tag="journal_reply"):
+    """Entries after ``after``, in order."""
+
+    events: tuple[bytes, ...]
+
+
+class RolloutsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollouts"):
+    """List a run's rollouts in order of admission."""
+
+    run_id: RunId
+    after: RolloutId | None = None
+    limit: int = 10_000
+
+
+class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout as the ledger sees it."""
+
+    rollout_id: RolloutId
+    seq: int
+    first: bytes
+    """Its first journal event (admitted)."""
+    last: bytes | None = None
+    """Its outcome event, once finished."""
+
+
+class RolloutsReply(msgspec.Struct, frozen=True, kw_only=True, tag="rollouts_reply"):
+    """Summaries."""
+
+    rollouts: tuple[RolloutSummary, ...]
+
+
+class ActionsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="actions"):
+    """Look at actions by id or of a rollout."""
+
+    action_ids: tuple[ActionId, ...] = ()
+    rollout_id: RolloutId | None = None
+
+
+class ActionView(msgspec.Struct, frozen=True, kw_only=True):
+    """One action as the ledger holds it."""
+
+    action: Action
+    state: ActionState
+    deliveries: int
+    attempts: int
+    worker_id: WorkerId | None
+    completion: Completion | None
+    causes: tuple[str, ...] = ()
+    """Why earlier deliveries ended, oldest first."""
+
+
+class ActionsReply(msgspec.Struct, frozen=True, kw_only=True, tag="actions_reply"):
+    """Views; unknown ids are left out."""
+
+    actions: tuple[ActionView, ...]
+
+
+class DeadLettersRequest(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letters"):
+    """Actions that used up their attempts."""
+
+    run_id: RunId
+
+
+class StatsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
+    """Counters and queue ages."""
+
+
+class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker class, now."""
+
+    queued: int = 0
+    leased: int = 0
+    started: int = 0
+    parked: int = 0
+    oldest_queued_seconds: float = 0.0
+    slots: int = 0
+    """Slots of live workers."""
+
+
+class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One live worker incarnation."""
+
+    worker_id: WorkerId
+    name: str
+    slots: dict[str, int]
+    leases: int
+    silent_seconds: float
+
+
+class StatsReply(msgspec.Struct, frozen=True, kw_only=True, tag="stats_reply"):
+    """The ledger, now."""
+
+    classes: dict[str, ClassStats]
+    workers: tuple[WorkerStats, ...]
+    unacknowledged: int
+    deliveries_total: int
+    attempts_total: int
+    retries_total: int
+    completions_total: dict[str, int]
+    """By status."""
+    late_total: int
+    dead_total: int
+    commits_total: int = 0
+    transitions_total: int = 0
+    syncs_total: int = 0
+
+
+class CapabilitiesRequest(msgspec.Struct, frozen=True, kw_only=True, tag="capabilities"):
+    """Ask what the engine promises."""
+
+
+Request = (
+    Attach
+    | AppendBatch
+    | EventsRequest
+    | Cancel
+    | Enroll
+    | LeaseRequest
+    | StartRequest
+    | HeartbeatRequest
+    | CompleteRequest
+    | ReleaseRequest
+    | JournalRequest
+    | RolloutsRequest
+    | ActionsRequest
+    | DeadLettersRequest
+    | StatsRequest
+    | CapabilitiesRequest
+)
+
+
+class Ledger(Protocol):
+    """An engine as its users see it: asynchronous, batched, idempotent.
+
+    Raises (every verb): ``LedgerUnavailable`` when it cannot be reached and retries are spent; ``LedgerFenced`` for a coordinator whose fence is old; ``LedgerRefused`` for a request
+    that does not fit. **Cancellation:** a cancelled call may or may not have been carried out;
+    repeating it is harmless. **Durability:** see the module.
+    """
+
+    async def attach(self, request: Attach) -> Attached:
+        """Own a partition."""
+        ...
+
+    async def append(self, request: AppendBatch) -> AppendBatchReply:
+        """Write journal entries, submit and acknowledge, in one transaction."""
+        ...
+
+    async def events(self, request: EventsRequest) -> EventsReply:
+        """Wait for what happened to my actions."""
+        ...
+
+    async def cancel(self, request: Cancel) -> CancelReply:
+        """End actions."""
+        ...
+
+    async def enroll(self, request: Enroll) -> Enrolled:
+        """Introduce a worker incarnation."""
+        ...
+
+    async def lease(self, request: LeaseRequest) -> LeaseReply:
+        """Wait for work."""
+        ...
+
+    async def start(self, request: StartRequest) -> HoldReply:
+        """Ask to begin work."""
+        ...
+
+    async def heartbeat(self, request: HeartbeatRequest) -> HoldReply:
+        """Keep leases alive."""
+        ...
+
+    async def complete(self, request: CompleteRequest) -> CompleteReply:
+        """Hand in results."""
+        ...
+
+    async def release(self, request: ReleaseRequest) -> HoldReply:
+        """Give back leases."""
+        ...
+
+    async def journal(self, request: JournalRequest) -> JournalReply:
+        """Read a rollout's journal."""
+        ...
+
+    async def rollouts(self, request: RolloutsRequest) -> RolloutsReply:
+        """List rollouts."""
+        ...
+
+    async def actions(self, request: ActionsRequest) -> ActionsReply:
+        """Look at actions."""
+        ...
+
+    async def dead_letters(self, request: DeadLettersRequest) -> ActionsReply:
+        """List dead letters, with every cause."""
+        ...
+
+    async def stats(self) -> StatsReply:
+        """Count."""
+        ...
+
+    async def capabilities(self) -> Capabilities:
+        """Say what is promised."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of the connection; the ledger itself lives on."""
+        ...

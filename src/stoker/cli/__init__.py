@@ -1,0 +1,1 @@
+"""The command line: every command has ``--json`` on stdout; people read stderr."""

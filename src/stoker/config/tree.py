@@ -1,0 +1,224 @@
+"""Every setting, with its unit, default and meaning. Unknown keys are refused.
+
+Durations accept ``"30s"``, ``"5m"`` or seconds; sizes accept ``"512MiB"`` or bytes (``units``).
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from stoker.config.units import Duration, Size
+from stoker.model.execution import MEBIBYTE, ExecutionPolicy, Isolation, Limits, Mount, Trust
+
+WORKER_CLASS_DEFAULT = "fast"
+
+
+class Section(BaseModel):
+    """A frozen group of settings."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class RunSettings(Section):
+    """The run as a whole."""
+
+    group_size: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Rollouts per task."""
+    seed: int = 0
+    """Seed of the whole run."""
+    task_limit: Annotated[int, Field(ge=1)] | None = None
+    """Use only the first so many tasks."""
+
+
+class LedgerSettings(Section):
+    """The durable hand-off."""
+
+    durability: Literal["power-safe", "process-safe"] = "power-safe"
+    """Whether replies wait for the disk."""
+    lease: Duration = 10.0
+    """A worker silent for this long loses its leases."""
+    queued_max: Annotated[int, Field(ge=1)] = 100_000
+    """Queued and leased actions; more are parked."""
+    results_max: Annotated[int, Field(ge=1)] = 10_000
+    """Results not yet applied, plus leases."""
+    outstanding_per_rollout_max: Annotated[int, Field(ge=1)] = 256
+    """Actions of one rollout that are not finished."""
+    idle_exit: Duration = 60.0
+    """The owner process ends after this long without a connection."""
+
+
+class LimitSettings(Section):
+    """Hard limits of a box."""
+
+    cpu: Duration = 60.0
+    """CPU time of one action, all processes together."""
+    memory: Size = 512 * MEBIBYTE
+    """Memory of the box."""
+    processes: Annotated[int, Field(ge=1)] = 512
+    """Processes and threads."""
+    disk: Size = 256 * MEBIBYTE
+    """Workspace, /tmp and /dev/shm each."""
+    files: Annotated[int, Field(ge=1)] = 20_000
+    """Inodes of each of those."""
+    output: Size = MEBIBYTE
+    """Kept bytes of each stream."""
+
+
+class MountSettings(Section):
+    """One host path visible in a box."""
+
+    source: str
+    """Absolute host path."""
+    target: str
+    """Absolute path in the box."""
+    writable: bool = False
+    """Read-only unless said."""
+
+
+class WorkerClassSettings(Section):
+    """One kind of slot: its concurrency, deadlines, limits and isolation."""
+
+    slots: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Actions at once on each worker; unset: one per core."""
+    isolation: Isolation = Isolation.AUTO
+    """Boundary round its boxes."""
+    trust: Trust = Trust.UNTRUSTED
+    """Whether the work may be hostile."""
+    timeout: Duration = 30.0
+    """Wall time of one action, where the program names none."""
+    deadline: Duration = 1800.0
+    """Acceptance to terminal state, queueing included, where the program names none."""
+    attempts: Annotated[int, Field(ge=1, le=100)] = 3
+    """Executions at most, where the effect allows another."""
+    limits: LimitSettings = LimitSettings()
+    """Hard limits of its boxes."""
+    mounts: tuple[MountSettings, ...] = ()
+    """Host paths visible in its boxes."""
+
+    def policy(self, *, accept_shared_kernel: bool) -> ExecutionPolicy:
+        """Return the execution policy of this class."""
+        return ExecutionPolicy(
+            isolation=self.isolation,
+            trust=self.trust,
+            accept_shared_kernel=accept_shared_kernel,
+            limits=Limits(
+                cpu_seconds=self.limits.cpu,
+                memory_bytes=self.limits.memory,
+                processes_max=self.limits.processes,
+                disk_bytes=self.limits.disk,
+                files_max=self.limits.files,
+                output_bytes=self.limits.output,
+            ),
+            mounts=tuple(
+                Mount(source=m.source, target=m.target, writable=m.writable) for m in self.mounts
+            ),
+        )
+
+
+class WorkerSettings(Section):
+    """The local workers ``stoker run`` starts."""
+
+    count: Annotated[int, Field(ge=0, le=64)] = 1
+    """Worker processes started by the run; 0: started by hand with ``stoker worker``."""
+    reserve_cores: Annotated[float, Field(ge=0)] = 0.5
+    """Cores boxes together leave to coordinator and host, where cgroups allow."""
+    reserve_memory: Size = 512 * MEBIBYTE
+    """Memory boxes together leave to coordinator and host."""
+    idle_exit: Duration = 60.0
+    """A local worker ends after this long without a coordinator."""
+    classes: dict[str, WorkerClassSettings] = Field(
+        default_factory=lambda: {WORKER_CLASS_DEFAULT: WorkerClassSettings()}
+    )
+    """Worker classes by name."""
+    environment_class: str = WORKER_CLASS_DEFAULT
+    """Class of ``ctx.environment`` where the program names none."""
+    call_class: str = WORKER_CLASS_DEFAULT
+    """Class of ``ctx.call`` where the program names none."""
+
+    @model_validator(mode="after")
+    def _classes_exist(self) -> "WorkerSettings":
+        for key in ("environment_class", "call_class"):
+            if getattr(self, key) not in self.classes:
+                raise ValueError(
+                    f"{key} is {getattr(self, key)!r}, which is none of {sorted(self.classes)}"
+                )
+        return self
+
+
+class BaselineSettings(Section):
+    """A named starting state of environments."""
+
+    environment: dict[str, str] = {}
+    """Variables set in its boxes."""
+
+
+class SandboxSettings(Section):
+    """Isolation as a whole."""
+
+    accept_shared_kernel: bool = False
+    """Allow untrusted code on the host's kernel (namespaces, containers). Recorded with the run."""
+    uid_base: Annotated[int, Field(ge=100_000)] = 1_900_000_000
+    """First of the uids leased to boxes (as root)."""
+    uid_count: Annotated[int, Field(ge=1)] = 65_536
+    """How many."""
+    baselines: dict[str, BaselineSettings] = Field(
+        default_factory=lambda: {"python": BaselineSettings()}
+    )
+    """Baselines by name."""
+
+
+class ProgramSettings(Section):
+    """Program hosts."""
+
+    hosts: Annotated[int, Field(ge=1, le=64)] = 2
+    """Host processes; more contain a stuck program better, they are not for speed."""
+    stuck: Duration = 2.0
+    """A program that holds its host for this long moves to quarantine; its host is ended."""
+    check_replays: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of finished rollouts replayed once more to find nondeterminism early."""
+
+
+class AdmissionSettings(Section):
+    """How many rollouts are active at once."""
+
+    mode: Literal["adaptive", "fixed"] = "adaptive"
+    """``adaptive`` follows the lane; ``fixed`` keeps ``active_max``."""
+    active_max: Annotated[int, Field(ge=1)] = 512
+    """Never more than this."""
+    active_start: Annotated[int, Field(ge=1)] = 16
+    """Where ``adaptive`` begins."""
+    boxes_max: Annotated[int, Field(ge=1)] = 256
+    """Boxes reserved by active rollouts together."""
+
+
+class LaneSettings(Section):
+    """The inference lane."""
+
+    retries: Annotated[int, Field(ge=0, le=100)] = 4
+    """Tries after the first, on other replicas where there are some."""
+    retry_delay: Duration = 0.2
+    """Before the first retry; doubles, with jitter."""
+    call_timeout: Duration = 600.0
+    """Of one model call."""
+
+
+class ObserveSettings(Section):
+    """Metrics and logs."""
+
+    metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
+    """Prometheus port of the coordinator on loopback; 0: any free one; unset: none."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe line kept in the run's log."""
+
+
+class Settings(Section):
+    """The whole tree."""
+
+    run: RunSettings = RunSettings()
+    ledger: LedgerSettings = LedgerSettings()
+    workers: WorkerSettings = WorkerSettings()
+    sandbox: SandboxSettings = SandboxSettings()
+    program: ProgramSettings = ProgramSettings()
+    admission: AdmissionSettings = AdmissionSettings()
+    lane: LaneSettings = LaneSettings()
+    observe: ObserveSettings = ObserveSettings()

@@ -1,0 +1,1 @@
+"""The coordinator: ready set, inference lane, admission, program hosts, outcomes."""

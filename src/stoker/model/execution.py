@@ -1,0 +1,104 @@
+"""Execution policies and baselines: how untrusted work is boxed, and from which state it starts.
+
+Both are versioned by digest; the digest stands in every action and in the journal.
+"""
+
+from enum import StrEnum
+
+import msgspec
+
+from stoker.model.value import canonical_digest
+
+MEBIBYTE = 1024 * 1024
+
+
+class Isolation(StrEnum):
+    """The boundary round a box (DESIGN §5)."""
+
+    AUTO = "auto"
+    """The strongest backend whose canary passes on this host."""
+    PROCESS = "process"
+    """Limits, cgroup and process group; trusted tools only."""
+    NAMESPACE = "namespace"
+    """bubblewrap, own uid, seccomp, cgroup: a shared kernel."""
+    CONTAINER = "container"
+    """An OCI runtime."""
+    MICROVM = "microvm"
+    """Smol Machines: own guest kernel."""
+    QEMU = "qemu"
+    """QEMU microVM: own guest kernel."""
+
+
+class Rung(StrEnum):
+    """Which form of ``namespace`` (or other) isolation a host gave; recorded with every box."""
+
+    PROCESS = "process"
+    ROOT = "a"
+    """Leased uid, cgroup, seccomp, namespaces."""
+    DELEGATED = "b"
+    """User with a delegated cgroup."""
+    USER_NAMESPACE = "c"
+    """User namespaces without cgroups: some limits are best effort."""
+    LANDLOCK = "d"
+    """Landlock and seccomp; trusted demos only."""
+
+
+class Trust(StrEnum):
+    """Whether the work may be hostile."""
+
+    UNTRUSTED = "untrusted"
+    TRUSTED = "trusted"
+
+
+class Mount(msgspec.Struct, frozen=True, kw_only=True):
+    """One host path visible in a box."""
+
+    source: str
+    """Absolute host path, never one that holds sockets."""
+    target: str
+    """Absolute path in the box."""
+    writable: bool = False
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """Hard limits of one box."""
+
+    cpu_seconds: float = 60.0
+    """CPU time of all processes of one action together."""
+    memory_bytes: int = 512 * MEBIBYTE
+    processes_max: int = 512
+    """Processes and threads together."""
+    disk_bytes: int = 256 * MEBIBYTE
+    """Workspace, /tmp and /dev/shm each."""
+    files_max: int = 20_000
+    """Inodes of each of those."""
+    output_bytes: int = MEBIBYTE
+    """Kept bytes of stdout and stderr each; beyond twice this the action is stopped."""
+
+
+class ExecutionPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How a box is bounded."""
+
+    isolation: Isolation = Isolation.AUTO
+    trust: Trust = Trust.UNTRUSTED
+    accept_shared_kernel: bool = False
+    """Untrusted work on the host's kernel needs this said aloud; recorded with the run."""
+    limits: Limits = Limits()
+    mounts: tuple[Mount, ...] = ()
+    network: bool = False
+    """``False``: no network at all. Allow-lists come with the egress proxy."""
+
+    def digest(self) -> str:
+        """Return the version of this policy."""
+        return canonical_digest(self)
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """The named, digest-pinned starting state of an environment."""
+
+    name: str = "python"
+    """``python`` is the interpreter and system libraries of the host, read-only."""
+    environment: dict[str, str] = {}
+    """Variables set in the box."""
+    digest: str = ""
+    """Digest over what the baseline is made of; filled in by the sandbox room."""

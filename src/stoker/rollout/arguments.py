@@ -1,0 +1,75 @@
+"""The argument and result records of every context verb, as they are digested and journalled.
+
+Verb → arguments → result:
+
+- ``generate`` → ``model.generation.GenerateArguments`` → ``Generation``
+- ``environment`` → ``EnvironmentArguments`` → ``model.tools.OpenResult``
+- ``run`` · ``write`` · ``read`` · ``export`` → ``BoxArguments`` → ``RunResult`` · ``None`` ·
+  ``ReadResult`` · ``ExportResult``
+- ``score`` → ``BoxArguments`` (request = ``ScoreRequest``) → ``Verdict``
+- ``call`` → ``CallArguments`` → ``model.tools.CallResult``
+- ``local`` → ``LocalArguments`` → any JSON value
+- ``sleep`` · ``timer`` → ``TimerArguments`` → ``None``
+"""
+
+from typing import Any
+
+import msgspec
+
+from stoker.model.action import Effect
+from stoker.model.ids import CallPath
+from stoker.model.tools import CallRequest
+
+
+class EnvironmentArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Open an environment."""
+
+    baseline: str
+    """Name of a baseline in the configuration."""
+    worker_class: str | None
+    """``None``: the configuration's default class for environments."""
+    files: dict[str, bytes] = {}
+
+
+class BoxArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """An action in an environment."""
+
+    environment: CallPath
+    """Path of the ``environment`` call that opened it."""
+    request: bytes
+    """Canonical msgpack of the request record in ``model.tools``."""
+    timeout_seconds: float | None
+    """``None``: the class's default."""
+    replayable: bool = True
+    """May be run again to rebuild the environment."""
+
+
+class OnTimeout(msgspec.Struct, frozen=True, kw_only=True):
+    """What a timed-out call becomes: ``observe``, ``retry`` (with ``times``) or ``truncate``."""
+
+    kind: str = "observe"
+    times: int = 0
+
+
+class CallArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """A stateless tool."""
+
+    request: CallRequest
+    effect: Effect
+    worker_class: str | None
+    timeout_seconds: float | None
+    on_timeout: OnTimeout = OnTimeout()
+
+
+class LocalArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """A function run in the host, off its loop."""
+
+    function: str
+    """Qualified name."""
+    arguments: tuple[Any, ...] = ()
+
+
+class TimerArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """A pause or a timeout."""
+
+    seconds: float

@@ -1,0 +1,1 @@
+"""Shipped for users' tests as for ours: virtual clock, fakes, fault scripts."""

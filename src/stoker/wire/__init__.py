@@ -1,0 +1,4 @@
+"""Frames on local sockets: length, msgpack, request ids. No pickle, no polling.
+
+The room knows nothing of what the messages mean; peers hand it ``msgspec`` types.
+"""

