@@ -474,8 +474,9 @@ Request = (
 class Ledger(Protocol):
     """An engine as its users see it: asynchronous, batched, idempotent.
 
-    Raises (every verb): ``LedgerUnavailable`` when it cannot be reached and retries are spent; ``LedgerFenced`` for a coordinator whose fence is old; ``LedgerRefused`` for a request
-    that does not fit. **Cancellation:** a cancelled call may or may not have been carried out;
+    Raises (every verb): ``LedgerUnavailable`` when it cannot be reached and retries are spent;
+    ``LedgerFenced`` for a coordinator whose fence is old; ``LedgerRefused`` for a request that does
+    not fit. **Cancellation:** a cancelled call may or may not have been carried out;
     repeating it is harmless. **Durability:** see the module.
     """
 

@@ -1,0 +1,50 @@
+"""What it takes to execute a run, and what comes back."""
+
+import enum
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from stoker.config.tree import Settings
+from stoker.coordinator.view import RunSnapshot
+from stoker.model.ids import RunId
+
+
+class Changed(enum.StrEnum):
+    """What to do when a resumed run's program, model or limits differ from the recorded ones."""
+
+    REFUSE = "refuse"
+    """Say what differs and stop (default)."""
+    RESTART = "restart"
+    """Rollouts that are not finished start anew under a new epoch; recorded."""
+
+
+class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One run to execute or resume."""
+
+    program: Path
+    """Python file with the rollout."""
+    program_name: str | None
+    """Which rollout in it; ``None`` when there is just one."""
+    tasks: Path
+    """JSON lines; each ``{"task_id": …, "data": {…}}`` or a bare object."""
+    model: str
+    """``scripted:FILE`` or ``sim:PROFILE``."""
+    settings: Settings
+    runs_directory: Path
+    """Parent of run directories."""
+    resume: RunId | None = None
+    changed: Changed = Changed.REFUSE
+
+
+class RunReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended."""
+
+    snapshot: RunSnapshot
+    resumable: bool
+    """Work is left: ``stoker run … --resume RUN`` goes on."""
+
+
+Observer = Callable[[RunSnapshot], None]
+"""Called about four times a second with a fresh snapshot; must not block."""

@@ -1,0 +1,76 @@
+"""What a run looks like from outside, now: one snapshot for the live view, ``status`` and metrics.
+
+A snapshot is plain data, taken from counters the coordinator keeps anyway; taking one costs no
+scan of rollouts. It is also written to ``status.json`` in the run directory once a second.
+"""
+
+import msgspec
+
+
+class LaneView(msgspec.Struct, frozen=True, kw_only=True):
+    """The inference lane: four figures that always stand together, and what lies behind them."""
+
+    model: str
+    simulated: bool
+    replicas: int
+    window: int
+    """Calls all replicas take at once."""
+    running: int
+    ready: int
+    """Rollouts whose next model call could be issued now."""
+    active_share: float
+    """Share of lane time in which some replica was working."""
+    throughput_share: float | None
+    """Tokens sampled ÷ what a full window would have sampled in the same time."""
+    occupancy: float
+    """Mean running calls ÷ window while active."""
+    idle_while_ready_share: float
+    """Share of lane time with a ready rollout and room, and nothing issued."""
+    calls: int
+    tokens: int
+    retries: int
+
+
+class ClassView(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker class."""
+
+    queued: int
+    running: int
+    slots: int
+    oldest_queued_seconds: float
+    finished: int
+    busy_share: float
+
+
+class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """A run, now."""
+
+    run_id: str
+    run_directory: str
+    state: str
+    """``starting``, ``running``, ``draining``, ``finished``, ``stopped``."""
+    seconds: float
+    """Since this coordinator started."""
+    tasks_total: int
+    rollouts_total: int
+    rollouts_active: int
+    admission_target: int
+    outcomes: dict[str, int]
+    """Finished rollouts by kind."""
+    reward_mean: float | None
+    lane: LaneView
+    classes: dict[str, ClassView]
+    latency_ms_p50: float | None
+    """Action selected → observation received."""
+    latency_ms_p99: float | None
+    actions: int
+    retries: int
+    faults: dict[str, int]
+    """By code."""
+    boxes_alive: int
+    boxes_leaked: int
+    isolation: dict[str, str]
+    """Worker class → ``namespace (rung a)`` or what it got."""
+    accept_shared_kernel: bool
+    recent: tuple[str, ...] = ()
+    """Last few rollout lines, already free of control characters."""

@@ -1,0 +1,1 @@
+"""Helpers shared by tests; importable because pytest puts tests/ on the path."""
