@@ -1,0 +1,158 @@
+from pathlib import Path
+
+import pytest
+
+from stoker.config.load import load_settings
+from stoker.config.tree import Settings
+from stoker.errors import ConfigInvalid
+
+TOML = """\
+[workers]
+count = 2                # a comment with "quotes" and = [brackets
+
+[workers.classes.tests]
+limits = { memory = "1GiB", cpu = "5m" }
+note_free = 1
+"""
+
+
+def refusal(file: Path | None = None, *, sets: tuple[str, ...] = (), **environ: str) -> str:
+    with pytest.raises(ConfigInvalid) as caught:
+        load_settings([file] if file else [], environ, sets)
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "stoker.toml"
+    file.write_text(text)
+    return file
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    resolved = load_settings()
+    assert resolved.settings == Settings()
+    assert set(resolved.origins.values()) == {"default"}
+
+
+def test_each_layer_wins_over_the_one_before_and_origins_say_which(tmp_path: Path) -> None:
+    file = written(tmp_path, "[run]\nseed = 1\ngroup_size = 2\n\n[ledger]\nlease = '5s'\n")
+    resolved = load_settings(
+        [file], {"STOKER_RUN__SEED": "2", "STOKER_LEDGER__LEASE": "7s"}, ["run.seed=3"]
+    )
+    assert (resolved.settings.run.seed, resolved.settings.run.group_size) == (3, 2)
+    assert resolved.settings.ledger.lease == 7.0
+    assert resolved.origins["run.seed"] == "--set"
+    assert resolved.origins["run.group_size"] == f"{file}:3"
+    assert resolved.origins["ledger.lease"] == "STOKER_LEDGER__LEASE"
+    assert resolved.origins["lane.retries"] == "default"
+
+
+def test_a_part_of_a_default_class_can_be_set_and_the_rest_stays() -> None:
+    resolved = load_settings(environ={"STOKER_WORKERS__CLASSES__FAST__SLOTS": "4"})
+    fast = resolved.settings.workers.classes["fast"]
+    assert fast == Settings().workers.classes["fast"].model_copy(update={"slots": 4})
+
+
+def test_a_new_class_stands_beside_the_default_one(tmp_path: Path) -> None:
+    file = written(tmp_path, "[workers.classes.tests]\n[workers.classes.slow]\ntimeout = 9\n")
+    resolved = load_settings([file], sets=["workers.classes.slow={slots=1, isolation='process'}"])
+    classes = resolved.settings.workers.classes
+    assert sorted(classes) == ["fast", "slow", "tests"]
+    assert (classes["slow"].timeout, classes["slow"].slots) == (9.0, 1)
+
+
+def test_an_empty_table_takes_nothing_away(tmp_path: Path) -> None:
+    resolved = load_settings([written(tmp_path, "[workers]\n[workers.classes]\n")])
+    assert resolved.settings == Settings()
+
+
+def test_mounts_come_from_an_array_of_tables(tmp_path: Path) -> None:
+    text = '[[workers.classes.fast.mounts]]\nsource = "/a"\ntarget = "/b"\n'
+    resolved = load_settings([written(tmp_path, text)])
+    (mount,) = resolved.settings.workers.classes["fast"].mounts
+    assert (mount.source, mount.target, mount.writable) == ("/a", "/b", False)
+
+
+def test_plain_text_settings_take_what_looks_like_a_number_literally() -> None:
+    resolved = load_settings(sets=["sandbox.baselines.python.environment.A=007"])
+    assert resolved.settings.sandbox.baselines["python"].environment == {"A": "007"}
+
+
+def test_the_digest_follows_values_not_origins() -> None:
+    one = load_settings(sets=["run.seed=3"])
+    other = load_settings(environ={"STOKER_RUN__SEED": "3"})
+    assert one.digest == other.digest != load_settings().digest
+
+
+def test_variables_without_two_underscores_are_left_alone() -> None:
+    assert load_settings(environ={"STOKER_FAULT": "x", "STOKER_ACTION_KEY": "y"}).origins
+
+
+def test_unknown_key_names_file_line_and_nearest(tmp_path: Path) -> None:
+    message = refusal(written(tmp_path, "[workers]\n\ncuont = 2\n"))
+    assert message == (
+        f"{tmp_path}/stoker.toml:3: unknown setting workers.cuont; "
+        "the nearest known one is workers.count."
+    )
+
+
+def test_unknown_key_after_strings_and_inline_tables_keeps_its_line(tmp_path: Path) -> None:
+    assert "stoker.toml:6: unknown setting workers.classes.tests.note_free" in refusal(
+        written(tmp_path, TOML)
+    )
+
+
+def test_right_name_in_the_wrong_place_says_where_it_lives() -> None:
+    assert "workers.classes.NAME.slots" in refusal(sets=("slots=3",))
+
+
+def test_unknown_section_lists_the_known_ones() -> None:
+    assert "known here: admission, lane" in refusal(sets=("foo.bar=1",))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("workers.count=two", 'is "two"; it must be a whole number.'),
+        ("workers.count=99", "is 99; it must be at most 64."),
+        ("workers.classes.fast.isolation=jail", "allowed: auto, process, namespace, container"),
+        ("admission.mode=wild", 'is "wild"; allowed: adaptive, fixed.'),
+        ("workers=5", "workers is 5; it must be a table."),
+        ("run.seed.a=1", "the nearest known one is run.seed."),
+        ("ledger.lease=5 parsecs", "write a number with one of ms, s, m, h, d"),
+        ("ledger.lease=inf", "finite"),
+        ("workers.call_class=nope", "none of ['fast']"),
+        ("sandbox.accept_shared_kernel=perhaps", "true or false"),
+        ("workers.classes.fast.mounts=[{source='/a', target='/b', x=1}]", "mounts[0].x is no"),
+        ("junk", "not of the form a.b=value"),
+    ],
+)
+def test_an_unusable_value_says_what_was_given_and_what_is_allowed(
+    given: str, expected: str
+) -> None:
+    assert expected in refusal(sets=(given,))
+
+
+def test_a_mistyped_value_in_a_file_names_its_line(tmp_path: Path) -> None:
+    text = '[run]\nseed = 1\n\n[workers.classes.fast]\nslots = "many"\n'
+    assert refusal(written(tmp_path, text)).startswith(
+        f"{tmp_path}/stoker.toml:5: workers.classes.fast.slots"
+    )
+
+
+def test_a_file_that_is_no_toml_names_the_line(tmp_path: Path) -> None:
+    assert "stoker.toml:2: not TOML" in refusal(written(tmp_path, "[run]\nseed = \n"))
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    assert "nowhere.toml cannot be read" in refusal(tmp_path / "nowhere.toml")
+
+
+def test_single_underscores_are_answered_with_the_right_spelling() -> None:
+    message = refusal(STOKER_WORKERS_COUNT="2")
+    assert message.endswith("STOKER_WORKERS__COUNT.")
+
+
+def test_an_unknown_variable_is_refused() -> None:
+    assert refusal(STOKER_RUN__SEAD="2").startswith("STOKER_RUN__SEAD: unknown setting run.sead")
