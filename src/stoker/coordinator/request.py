@@ -1,5 +1,6 @@
 """What it takes to execute a run, and what comes back."""
 
+import asyncio
 import enum
 from collections.abc import Callable
 from pathlib import Path
@@ -48,3 +49,34 @@ class RunReport(msgspec.Struct, frozen=True, kw_only=True):
 
 Observer = Callable[[RunSnapshot], None]
 """Called about four times a second with a fresh snapshot; must not block."""
+
+
+class StopSignal:
+    """How a person ends a run early: first drain, then stop. Both leave it resumable."""
+
+    def __init__(self) -> None:
+        self._draining = asyncio.Event()
+        self._stopping = asyncio.Event()
+
+    @property
+    def draining(self) -> bool:
+        """Whether no new rollouts should be admitted."""
+        return self._draining.is_set()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the coordinator should end now."""
+        return self._stopping.is_set()
+
+    def drain(self) -> None:
+        """Admit nothing new; finish what is active."""
+        self._draining.set()
+
+    def stop(self) -> None:
+        """End now; unfinished rollouts are resumed later."""
+        self._draining.set()
+        self._stopping.set()
+
+    async def wait_stopping(self) -> None:
+        """Return once ``stop`` was called."""
+        await self._stopping.wait()

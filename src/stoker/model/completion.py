@@ -81,3 +81,8 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     environment: EnvironmentState = EnvironmentState.NONE
     timings: Timings = Timings()
     usage: Usage = Usage()
+
+    @property
+    def box_gone(self) -> bool:
+        """Whether the environment's box did not survive the action."""
+        return self.environment is EnvironmentState.LOST

@@ -9,7 +9,7 @@ from enum import StrEnum
 import msgspec
 
 from stoker.model.faults import FaultRecord
-from stoker.model.ids import ActionId, CallPath, GroupId, RolloutId, RunId
+from stoker.model.ids import ActionId, CallPath, GroupId, RolloutId, RunId, WorkerId
 from stoker.model.outcome import Outcome
 from stoker.model.task import Task
 from stoker.model.value import Value
@@ -82,8 +82,12 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True, tag="delivered"):
     """Recorded time; ``ctx.now()`` until the next result."""
     action_id: ActionId | None = None
     attempt: int = 0
+    worker_id: WorkerId | None = None
+    """Who ran it; for an opened environment, who holds it."""
     status: str = ""
     """Completion status for actions."""
+    changed: bool = False
+    """It ran in its environment and the box survived: a rebuild must run it again."""
     queue_seconds: float = 0.0
     run_seconds: float = 0.0
     latency_seconds: float = 0.0
@@ -118,6 +122,8 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True, tag="restored"):
     path: CallPath
     """Where the environment was opened."""
     generation: int
+    worker_id: WorkerId
+    """Who holds it now."""
     reason: str
 
 

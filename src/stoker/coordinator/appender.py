@@ -1,0 +1,112 @@
+"""Journal appends of all rollouts, batched: while one batch is on its way the next one gathers.
+
+Order per rollout is the order of ``append`` calls; a rollout may have several under way. The first
+failure (fenced, refused) is final: it is kept, every later append fails with it and the coordinator
+ends, since nothing it does can be made durable any more.
+"""
+
+import asyncio
+from typing import Any
+
+from stoker.broker.base import Append, AppendBatch, AppendDisposition, AppendReply, Ledger
+from stoker.errors import InternalError, LedgerRefused, StokerError
+from stoker.model.ids import Fence, RunId
+
+_BATCH_MAX = 2000
+
+
+class Appender:
+    """The one writer of a partition's journals."""
+
+    def __init__(self, ledger: Ledger, run_id: RunId, fence: Fence) -> None:
+        self._ledger = ledger
+        self._run_id = run_id
+        self._fence = fence
+        self._queue: list[tuple[Append, asyncio.Future[AppendReply]]] = []
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.failure: asyncio.Future[StokerError] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._run(), name="appender")
+
+    def append(self, append: Append) -> asyncio.Future[AppendReply]:
+        """Queue ``append``; the future gives the reply once it is committed.
+
+        **Durability:** as the ledger's rules say for what it holds (``broker.base``).
+        """
+        future: asyncio.Future[AppendReply] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_retrieve)
+        if self.failure.done():
+            future.set_exception(self.failure.result())
+            return future
+        self._queue.append((append, future))
+        self._idle.clear()
+        self._wake.set()
+        return future
+
+    async def flush(self) -> None:
+        """Return once everything queued so far is committed.
+
+        Raises:
+            StokerError: the appender has failed.
+        """
+        idle = asyncio.ensure_future(self._idle.wait())
+        either: set[asyncio.Future[Any]] = {idle, self.failure}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        idle.cancel()
+        if self.failure.done():
+            raise self.failure.result()
+
+    async def close(self) -> None:
+        """Stop; what was queued and not sent is dropped."""
+        self._task.cancel()
+        await asyncio.wait({self._task})
+        self.failure.cancel()
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                batch, self._queue = self._queue[:_BATCH_MAX], self._queue[_BATCH_MAX:]
+                try:
+                    await self._send(batch)
+                except StokerError as error:
+                    self._fail(error, batch)
+                    return
+            self._idle.set()
+
+    async def _send(self, batch: list[tuple[Append, asyncio.Future[AppendReply]]]) -> None:
+        reply = await self._ledger.append(
+            AppendBatch(
+                run_id=self._run_id,
+                fence=self._fence,
+                appends=tuple(append for append, _ in batch),
+            )
+        )
+        if len(reply.replies) != len(batch):
+            raise InternalError("the ledger answered another number of appends than were sent")
+        for (append, future), one in zip(batch, reply.replies, strict=True):
+            if one.disposition is AppendDisposition.CONFLICT:
+                raise LedgerRefused(
+                    f"the journal of {append.rollout_id} has {one.seq} entries where this "
+                    f"coordinator knows {append.expected_seq}; it ends without writing"
+                )
+            if not future.done():
+                future.set_result(one)
+
+    def _fail(
+        self, error: StokerError, batch: list[tuple[Append, asyncio.Future[AppendReply]]]
+    ) -> None:
+        if not self.failure.done():
+            self.failure.set_result(error)
+        for _, future in [*batch, *self._queue]:
+            if not future.done():
+                future.set_exception(error)
+        self._queue.clear()
+
+
+def _retrieve(future: asyncio.Future[AppendReply]) -> None:
+    """Mark the exception as seen: most callers watch ``failure`` instead."""
+    if not future.cancelled():
+        future.exception()

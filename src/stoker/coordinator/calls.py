@@ -1,0 +1,28 @@
+"""One context verb that a program awaits, and what stands for it outside the program."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+from stoker.model.events import Verb
+from stoker.model.ids import ActionId, CallPath
+
+
+@dataclass(slots=True)
+class Call:
+    """One call the program awaits."""
+
+    path: CallPath
+    verb: Verb
+    arguments: bytes
+    issued_at: float
+    """Monotonic seconds of this coordinator."""
+    action_id: ActionId | None = None
+    """The action that stands for it now."""
+    worker_class: str = ""
+    """Class of that action."""
+    spent: list[ActionId] = field(default_factory=list)
+    """Actions that stood for it before (retries, lost environments)."""
+    retries: int = 0
+    task: asyncio.Task[None] | None = None
+    """Its running model call."""
+    timer: asyncio.TimerHandle | None = None

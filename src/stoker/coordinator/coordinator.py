@@ -1,0 +1,367 @@
+"""One run's coordinator: admits rollouts, carries events, and ends when nothing is left to do.
+
+Everything happens on one loop. A part that breaks (fenced, ledger gone, no host, no worker) ends
+the coordinator with that error; what was journalled is resumed later.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from stoker.broker.base import (
+    Cancel,
+    EventsRequest,
+    Ledger,
+    RolloutsRequest,
+    RolloutSummary,
+)
+from stoker.coordinator.admission import Admission
+from stoker.coordinator.appender import Appender
+from stoker.coordinator.events import EventRouter
+from stoker.coordinator.figures import RunFigures
+from stoker.coordinator.flow import Flow
+from stoker.coordinator.hosts import STRIKES_MAX
+from stoker.coordinator.lane import Lane
+from stoker.coordinator.plan import Plan
+from stoker.coordinator.rebuild import Standing
+from stoker.coordinator.request import StopSignal
+from stoker.coordinator.resuming import Resumer
+from stoker.coordinator.rollouts import ActiveRollout, Result
+from stoker.errors import InternalError, ProgramRaised, ProgramStuck, StokerError
+from stoker.model.events import Admitted, Finished, Verb, decode_event
+from stoker.model.ids import ActionId, Fence, RolloutId
+from stoker.model.outcome import Outcome, OutcomeKind
+from stoker.model.task import Task
+from stoker.observe.log import RolloutLine
+from stoker.rollout.messages import Differed, LocalDone, Turn
+from stoker.seams.clock import Clock
+
+_EVENTS_WAIT_SECONDS = 30.0
+_ADMIT_SECONDS = 0.1
+RESTARTED = "restarted with a changed program"
+"""Reason of rollouts that ``--changed restart`` ends; others take their place."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Parts:
+    """What a coordinator is built on; ``execute`` makes it."""
+
+    ledger: Ledger
+    fence: Fence
+    appender: Appender
+    lane: Lane
+    admission: Admission
+    resumer: Resumer
+    plan: Plan
+    figures: RunFigures
+    clock: Clock
+    stop: StopSignal
+    flow: Flow
+    router: EventRouter
+    lines: list[RolloutLine] = field(default_factory=list)
+    """Finished rollouts since somebody last took them."""
+
+
+class Coordinator:
+    """Runs one partition of one run."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.flow = parts.flow
+        self._wake = asyncio.Event()
+        self._background: set[asyncio.Task[None]] = set()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._known: set[tuple[str, int]] = set()
+        self._waiting: Iterator[tuple[Task, int]] = iter(())
+        self._next: tuple[Task, int] | None = None
+        self._order = 0
+        self.boxes_reserved = 0
+        self.state = "starting"
+
+    # --- the run -----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Admit and carry until every rollout has its outcome, or a person ends it earlier.
+
+        Raises:
+            StokerError: a part broke; the run can be resumed.
+        """
+        await self._revive()
+        self.state = "running"
+        await self._first_to_end(self._admit(), self._events(), self.parts.stop.wait_stopping())
+        if not self.parts.appender.failure.done():
+            await self.parts.appender.flush()
+
+    async def _first_to_end(self, *work: Coroutine[Any, Any, None]) -> None:
+        tasks = {asyncio.create_task(one) for one in work}
+        try:
+            ends: set[asyncio.Future[Any]] = {*tasks, self._broken, self.parts.appender.failure}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        if self.parts.appender.failure.done():
+            raise self.parts.appender.failure.result()
+        if self._broken.done():
+            self._broken.result()
+        for task in tasks:
+            if not task.cancelled():
+                task.result()
+
+    async def close(self) -> None:
+        """Withdraw what is on its way; nothing durable changes."""
+        for rollout in list(self.flow.active.values()):
+            for call in rollout.calls.values():
+                self.flow.dispatcher.withdraw(call)
+            if rollout.timeout is not None:
+                rollout.timeout.cancel()
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+        self._broken.cancel()
+
+    @property
+    def left(self) -> int:
+        """Rollouts without an outcome."""
+        return self.parts.plan.total - sum(self.parts.figures.outcomes.values())
+
+    # --- admission ---------------------------------------------------------------------------
+
+    async def _admit(self) -> None:
+        self._waiting = self.parts.plan.rollouts(self._known)
+        self._next = next(self._waiting, None)
+        while True:
+            if not self.parts.stop.draining:
+                self._admit_some()
+            else:
+                self.state = "draining"
+            if not self.flow.active and (self._next is None or self.parts.stop.draining):
+                return
+            self._wake.clear()
+            try:
+                await asyncio.wait_for(self._wake.wait(), _ADMIT_SECONDS)
+            except TimeoutError:
+                continue
+
+    def _admit_some(self) -> None:
+        boxes = self.parts.plan.loaded.boxes
+        while self._next is not None:
+            held = self.parts.admission.may_admit(len(self.flow.active), self.boxes_reserved, boxes)
+            if held is not None:
+                return
+            task, index = self._next
+            admitted = self.parts.plan.admit(task, index, self.parts.clock.now().wall)
+            rollout = ActiveRollout(admitted=admitted, seq=0)
+            self._enter(rollout, admitted.timeout_seconds)
+            self.flow.admit(rollout)
+            self._next = next(self._waiting, None)
+
+    def _enter(self, rollout: ActiveRollout, seconds: float) -> None:
+        rollout.order = self._order
+        self._order += 1
+        self.boxes_reserved += self.parts.plan.loaded.boxes
+        rollout.timeout = asyncio.get_running_loop().call_later(seconds, self._timed_out, rollout)
+
+    def _timed_out(self, rollout: ActiveRollout) -> None:
+        seconds = rollout.admitted.timeout_seconds
+        if rollout.quarantined and rollout.in_turn:
+            self.flow.fail(
+                rollout,
+                ProgramStuck(
+                    f"rollout {rollout.rollout_id} held its host at {rollout.stuck_where} until "
+                    f"its timeout of {seconds:g} s; the host was ended; use ctx.local for blocking "
+                    "work"
+                ).record(),
+            )
+        else:
+            self.flow.finish(
+                rollout,
+                Outcome(kind=OutcomeKind.TRUNCATED, reason=f"rollout timeout ({seconds:g} s)"),
+            )
+
+    def finished(self, rollout: ActiveRollout, outcome: Outcome) -> None:
+        """Count an outcome and make room for the next rollout."""
+        self.boxes_reserved -= self.parts.plan.loaded.boxes
+        self.parts.figures.finished(outcome)
+        self.parts.lines.append(_line(rollout, outcome, self.parts.clock.now().wall))
+        self._wake.set()
+
+    # --- ledger ------------------------------------------------------------------------------
+
+    async def _events(self) -> None:
+        after = 0
+        while True:
+            reply = await self.parts.ledger.events(
+                EventsRequest(
+                    run_id=self.parts.plan.run_id,
+                    fence=self.parts.fence,
+                    after=after,
+                    wait_seconds=_EVENTS_WAIT_SECONDS,
+                )
+            )
+            for event in reply.events:
+                after = max(after, event.event_id)
+                self.parts.router.apply(event)
+
+    def cancel(self, action_ids: list[ActionId]) -> None:
+        """Ask the ledger to end actions, in the background."""
+        self._spawn(self._cancel(tuple(action_ids)))
+
+    async def _cancel(self, action_ids: tuple[ActionId, ...]) -> None:
+        await self.parts.appender.flush()  # an action is submitted before it is cancelled
+        await self.parts.ledger.cancel(
+            Cancel(
+                run_id=self.parts.plan.run_id,
+                fence=self.parts.fence,
+                action_ids=action_ids,
+                reason="withdrawn",
+            )
+        )
+
+    async def _revive(self) -> None:
+        """Bring back what an earlier coordinator left."""
+        unfinished: list[RolloutId] = []
+        after: RolloutId | None = None
+        while True:
+            page = await self.parts.ledger.rollouts(
+                RolloutsRequest(run_id=self.parts.plan.run_id, after=after)
+            )
+            unfinished += [s.rollout_id for s in page.rollouts if not self._settled_earlier(s)]
+            if not page.rollouts:
+                break
+            after = page.rollouts[-1].rollout_id
+        for rollout_id in unfinished:
+            await self._revive_one(rollout_id)
+
+    def _settled_earlier(self, summary: RolloutSummary) -> bool:
+        """Count a rollout that has its outcome; ``False`` when it has none."""
+        admitted = decode_event(summary.first)
+        assert isinstance(admitted, Admitted), "a journal begins with its admission"
+        place = (admitted.task.task_id, admitted.index)
+        if summary.last is None:
+            self._known.add(place)
+            return False
+        finished = decode_event(summary.last)
+        assert isinstance(finished, Finished), "a finished journal ends with its outcome"
+        self.flow.finished_seq[summary.rollout_id] = summary.seq
+        if finished.outcome.reason != RESTARTED:
+            self._known.add(place)
+            self.parts.figures.finished(finished.outcome)
+        return True
+
+    async def _revive_one(self, rollout_id: RolloutId) -> None:
+        standing = await self.parts.resumer.standing(self.parts.plan.run_id, rollout_id)
+        if standing.admitted.program_digest != self.parts.plan.loaded.source_digest:
+            self._restart(standing)
+            return
+        rollout = await self.parts.resumer.revive(standing)
+        passed = self.parts.clock.now().wall - standing.admitted.at
+        self._enter(rollout, max(0.0, standing.admitted.timeout_seconds - passed))
+        self.flow.resume(rollout, tuple(standing.turns))
+        self._relaunch(rollout, standing)
+
+    def _restart(self, standing: Standing) -> None:
+        """End an unfinished rollout of another program; its place is admitted anew."""
+        admitted = standing.admitted
+        rollout = ActiveRollout(admitted=admitted, seq=standing.seq)
+        self.flow.abandon(rollout, Outcome(kind=OutcomeKind.CANCELLED, reason=RESTARTED))
+        self._known.discard((admitted.task.task_id, admitted.index))
+
+    def _relaunch(self, rollout: ActiveRollout, standing: Standing) -> None:
+        self.flow.relaunch(
+            rollout,
+            [
+                (call, self.parts.resumer.waited(standing, call))
+                for call in rollout.calls.values()
+                if call.verb in {Verb.GENERATE, Verb.SLEEP, Verb.TIMER}
+            ],
+        )
+
+    # --- what hosts say (PoolListener) -------------------------------------------------------
+
+    def turned(self, rollout: ActiveRollout, turn: Turn) -> None:
+        """Journal a turn and apply completions that waited for its calls to be known."""
+        self.flow.turned(rollout, turn)
+        if rollout.unrouted and not rollout.finished:
+            self.parts.router.replay_unrouted(rollout)
+
+    def local_done(self, rollout: ActiveRollout, done: LocalDone) -> None:
+        """Take the result of a local call."""
+        if done.path in rollout.calls:
+            value = None if done.value is None else self.flow.parts.artifacts.put(done.value)
+            self.flow.arrived(rollout, Result(path=done.path, value=value, fault=done.fault))
+
+    def differed(self, rollout: ActiveRollout, differed: Differed) -> None:
+        """End a rollout whose program is not deterministic."""
+        self.flow.fail(rollout, differed.fault)
+
+    def hostless(self, rollouts: list[ActiveRollout]) -> None:
+        """Replay rollouts on other hosts."""
+        for rollout in rollouts:
+            if rollout.strikes >= STRIKES_MAX:
+                fault = ProgramRaised(
+                    f"rollout {rollout.rollout_id} ended its program host {rollout.strikes} times; "
+                    "it is given up"
+                ).record()
+                self.flow.fail(rollout, fault)
+                continue
+            rollout.in_turn = True  # nothing is delivered before the replay has ended
+            rollout.replaying = True
+            rollout.resumed += 1
+            self._spawn(self._elsewhere(rollout))
+
+    async def _elsewhere(self, rollout: ActiveRollout) -> None:
+        await self.parts.appender.flush()
+        standing = await self.parts.resumer.standing(self.parts.plan.run_id, rollout.rollout_id)
+        if not rollout.finished:
+            self.flow.restart_on_host(rollout, tuple(standing.turns))
+
+    def broke(self, error: Exception) -> None:
+        """End the run: it cannot go on."""
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._settled)
+
+    def _settled(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        error = task.exception()
+        if isinstance(error, StokerError):
+            self.broke(error)
+        else:
+            self.broke(InternalError(f"the coordinator met a bug: {error!r}"))
+
+
+def _line(rollout: ActiveRollout, outcome: Outcome, now: float) -> RolloutLine:
+    admitted = rollout.admitted
+    faults: dict[str, int] = {}
+    for code in rollout.faults:
+        faults[code] = faults.get(code, 0) + 1
+    return RolloutLine(
+        run=admitted.run_id,
+        rollout=admitted.rollout_id,
+        group=admitted.group_id,
+        index=admitted.index,
+        task=admitted.task.task_id,
+        outcome=outcome,
+        steps=rollout.history.calls,
+        actions=rollout.actions,
+        attempts=rollout.attempts,
+        retries=max(0, rollout.attempts - rollout.actions),
+        model_calls=rollout.history.calls,
+        tokens=rollout.tokens,
+        policy_versions=tuple(sorted(rollout.policy_versions)),
+        faults=faults,
+        seconds=max(0.0, now - admitted.at),
+        queue_seconds=rollout.queue_seconds,
+        run_seconds=rollout.run_seconds,
+        resumed=rollout.resumed,
+    )

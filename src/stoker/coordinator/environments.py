@@ -1,0 +1,57 @@
+"""One environment of a rollout as the coordinator sees it: who holds it, and how to rebuild it.
+
+An environment lives in one worker's box. When that worker is lost the box is gone; a rebuilt one is
+the next *generation*: opened from the baseline, then every finished action run again in order. That
+is allowed only while all of them are replayable; otherwise the environment is lost, never silently
+the bare baseline.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from stoker.coordinator.calls import Call
+from stoker.model.ids import ActionId, CallPath, EnvironmentId, WorkerId
+
+GENERATIONS_MAX = 4
+"""Lives of one environment; one that keeps taking its workers down is not rebuilt for ever."""
+
+
+@dataclass(slots=True)
+class Restoration:
+    """A rebuild under way."""
+
+    reason: str
+    steps: deque[Call]
+    """Finished calls still to be run again, in order; the opening comes first."""
+    parked: list[Call] = field(default_factory=list)
+    """Calls whose action was lost; submitted again when the environment stands."""
+    spent: list[ActionId] = field(default_factory=list)
+    """Actions run for the rebuild, acknowledged with its end."""
+    running: ActionId | None = None
+
+
+@dataclass(slots=True)
+class Environment:
+    """One environment."""
+
+    opening: Call
+    """The call that opened it."""
+    environment_id: EnvironmentId
+    worker_class: str
+    generation: int = 0
+    holder: WorkerId | None = None
+    log: list[Call] = field(default_factory=list)
+    """Finished calls that changed it, in order."""
+    replayable: bool = True
+    """Every call in ``log`` may be run again."""
+    restoration: Restoration | None = None
+    lost: bool = False
+
+    @property
+    def path(self) -> CallPath:
+        """Path of the call that opened it."""
+        return self.opening.path
+
+    def restorable(self) -> bool:
+        """Whether another generation may be built."""
+        return self.replayable and not self.lost and self.generation + 1 < GENERATIONS_MAX

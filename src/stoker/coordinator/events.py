@@ -1,0 +1,119 @@
+"""What the ledger says of actions, carried to the rollouts they belong to.
+
+Completions become results (or a retry, or the rebuild of an environment); late results are
+journalled with what was decided; everything for a rollout that has ended is acknowledged.
+"""
+
+from stoker.broker.base import LedgerEvent, LedgerEventKind
+from stoker.coordinator.calls import Call
+from stoker.coordinator.flow import Flow, environment_path
+from stoker.coordinator.restoring import Restorer
+from stoker.coordinator.results import on_timeout, seen
+from stoker.coordinator.rollouts import ActiveRollout, Result
+from stoker.errors import EnvironmentLost
+from stoker.model.completion import Completion, CompletionStatus
+from stoker.model.events import Late
+
+
+class EventRouter:
+    """Applies ledger events; idempotent, since events are delivered again after a resume."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self._restorer = Restorer(flow, self._completed)
+
+    def apply(self, event: LedgerEvent) -> None:
+        """Apply one event."""
+        if event.kind is LedgerEventKind.REQUEUED:
+            self._flow.parts.figures.retried(event.detail)
+            return
+        rollout = self._flow.active.get(event.rollout_id)
+        if event.kind is LedgerEventKind.LATE:
+            self._late(rollout, event)
+        elif event.kind is LedgerEventKind.COMPLETED and event.completion is not None:
+            if rollout is not None:
+                self._completed(rollout, event.completion)
+            elif event.rollout_id in self._flow.finished_seq:
+                self._flow.acknowledge_finished(event.rollout_id, event.completion)
+
+    def replay_unrouted(self, rollout: ActiveRollout) -> None:
+        """Apply completions that came before their action was known again (after a resume)."""
+        for action_id in [a for a in rollout.unrouted if a in rollout.routes]:
+            completion = rollout.unrouted.pop(action_id, None)
+            if completion is not None and not rollout.finished:
+                self._completed(rollout, completion)
+
+    def _late(self, rollout: ActiveRollout | None, event: LedgerEvent) -> None:
+        self._flow.parts.figures.late()
+        if rollout is not None:
+            status = event.completion.status if event.completion else ""
+            self._flow.submit(
+                rollout,
+                [],
+                events=[Late(action_id=event.action_id, status=status, disposition=event.detail)],
+            )
+
+    def _completed(self, rollout: ActiveRollout, completion: Completion) -> None:
+        if self._restorer.takes(rollout, completion):
+            return
+        path = rollout.routes.get(completion.action_id)
+        if path is None:
+            rollout.unrouted[completion.action_id] = completion
+            return
+        call = rollout.calls.get(path)
+        if call is None:
+            self._flow.drop(rollout, path, (completion.action_id,))
+        elif call.action_id == completion.action_id and not _awaits(rollout, call):
+            self._answer(rollout, call, completion)
+
+    def _answer(self, rollout: ActiveRollout, call: Call, completion: Completion) -> None:
+        if self._lost(rollout, call, completion) or self._again(rollout, call, completion):
+            self.replay_unrouted(rollout)
+            return
+        self._flow.parts.figures.completed(call, completion)
+        what = seen(call.verb, completion)
+        latency = self._flow.parts.clock.monotonic() - call.issued_at
+        self._flow.parts.figures.latency(latency)
+        late = on_timeout(call.verb, call.arguments)
+        cut = completion.status is CompletionStatus.TIMED_OUT and late.kind == "truncate"
+        self._flow.arrived(
+            rollout,
+            Result(
+                path=call.path,
+                value=what.value,
+                fault=what.fault,
+                completion=completion,
+                spent=(*call.spent, completion.action_id),
+                latency_seconds=latency,
+                truncates="tool timeout" if cut else "",
+            ),
+        )
+
+    def _lost(self, rollout: ActiveRollout, call: Call, completion: Completion) -> bool:
+        """Begin to rebuild the environment when that is what the completion asks for."""
+        path = environment_path(call)
+        fault = completion.fault
+        if path is None or fault is None or fault.code != EnvironmentLost.code:
+            return False
+        return self._restorer.begin(rollout, rollout.environments[path], call)
+
+    def _again(self, rollout: ActiveRollout, call: Call, completion: Completion) -> bool:
+        """Submit the call once more when it timed out and the program asked for that."""
+        late = on_timeout(call.verb, call.arguments)
+        if completion.status is not CompletionStatus.TIMED_OUT or late.kind != "retry":
+            return False
+        if call.retries >= late.times:
+            return False
+        call.retries += 1
+        call.spent.append(completion.action_id)
+        self._flow.parts.figures.retried("tool timeout")
+        action = self._flow.prepare(rollout, call, f"~r{call.retries}")
+        self._flow.submit(rollout, [action])
+        return True
+
+
+def _awaits(rollout: ActiveRollout, call: Call) -> bool:
+    """Whether this call's result is already on its way (the event came a second time)."""
+    if rollout.current is not None and rollout.current.path == call.path:
+        return True
+    return any(result.path == call.path for result in rollout.waiting)

@@ -1,0 +1,385 @@
+"""Executing a run from a request: make or find its directory, bring up its parts, run, let go.
+
+Bad input is found before anything is started; a run that never began leaves nothing behind.
+"""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+import stoker
+from stoker.broker.base import Attach, Durability, Ledger, LedgerLimits
+from stoker.broker.client import connect
+from stoker.config.tasks import read_tasks
+from stoker.config.tree import Settings
+from stoker.coordinator.actions import ActionFactory
+from stoker.coordinator.admission import Admission
+from stoker.coordinator.appender import Appender
+from stoker.coordinator.coordinator import Coordinator, Parts
+from stoker.coordinator.dispatch import Dispatcher
+from stoker.coordinator.events import EventRouter
+from stoker.coordinator.figures import RunFigures
+from stoker.coordinator.flow import Flow, FlowParts
+from stoker.coordinator.hosts import HostLink, HostPool
+from stoker.coordinator.lane import Lane
+from stoker.coordinator.plan import Plan
+from stoker.coordinator.record import RunDirectory, RunRecord, find_run
+from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
+from stoker.coordinator.resuming import Resumer
+from stoker.coordinator.snapshots import Snapshots
+from stoker.coordinator.view import RunSnapshot
+from stoker.coordinator.workers import LocalWorkers
+from stoker.errors import BadInput, ConfigInvalid, RunChanged
+from stoker.inference.base import Model
+from stoker.inference.open import open_model
+from stoker.journal.artifacts import ArtifactStore
+from stoker.model.ids import RunId
+from stoker.model.task import Task
+from stoker.model.value import canonical_digest, content_digest
+from stoker.observe.log import Log, open_log
+from stoker.observe.metrics import Metrics, start_endpoint
+from stoker.rollout.hosts import HASH_SEED, HostProcess
+from stoker.rollout.messages import Loaded, LoadProgram
+from stoker.seams.clock import Clock, SystemClock
+from stoker.seams.entropy import fresh_id
+
+_OBSERVE_SECONDS = 0.25
+_STATUS_EVERY = 4
+_READY_SECONDS = 60.0
+_PLACEMENT = frozenset({"count", "reserve_cores", "reserve_memory", "idle_exit"})
+"""Worker settings that say where work runs, not how: they may differ on a resume."""
+
+
+async def execute(
+    request: RunRequest, *, observer: Observer | None = None, stop: StopSignal | None = None
+) -> RunReport:
+    """Execute or resume a run; return when every rollout has its outcome or ``stop`` says so.
+
+    Raises:
+        BadInput: program, tasks, model, settings or run directory cannot be used; nothing is left.
+        StokerError: a part broke under way; the run can be resumed.
+
+    **Cancellation:** as ``stop.stop()``: the run can be resumed.
+    **Durability:** every outcome in the report is on disk.
+    """
+    execution = _Execution(request, observer, stop or StopSignal(), SystemClock())
+    return await execution.execute()
+
+
+@dataclass(slots=True)
+class _Inputs:
+    """What was read before anything is started."""
+
+    tasks: tuple[Task, ...]
+    tasks_bytes: bytes
+    model: Model
+
+
+class _Execution:
+    def __init__(
+        self, request: RunRequest, observer: Observer | None, stop: StopSignal, clock: Clock
+    ) -> None:
+        self._request = request
+        self._settings: Settings = request.settings
+        self._observer = observer
+        self._stop = stop
+        self._clock = clock
+        self._stack = AsyncExitStack()
+
+    async def execute(self) -> RunReport:
+        resumed = self._request.resume
+        if resumed is not None:
+            run = find_run(resumed, self._request.runs_directory)
+            return await self._owned(run, self._read(run.tasks), run.record)
+        inputs = self._read(self._request.tasks)
+        run = RunDirectory(self._request.runs_directory / fresh_id("run_"))
+        run.create()
+        try:
+            return await self._owned(run, inputs, None)
+        except BadInput:
+            if not run.status.exists():  # nothing was admitted: leave nothing behind
+                shutil.rmtree(run.path, ignore_errors=True)
+                with suppress(OSError):
+                    self._request.runs_directory.rmdir()
+            raise
+
+    def _read(self, tasks: Path) -> _Inputs:
+        if not self._request.program.is_file():
+            raise BadInput(f"there is no program file {self._request.program}; nothing was started")
+        found = read_tasks(tasks, self._settings.run.task_limit)
+        model = open_model(self._request.model, base=Path.cwd())
+        return _Inputs(found, tasks.read_bytes(), model)
+
+    async def _owned(
+        self, run: RunDirectory, inputs: _Inputs, record: RunRecord | None
+    ) -> RunReport:
+        with run.owned():
+            async with self._stack:
+                self._stack.push_async_callback(inputs.model.close)
+                log = open_log(run.logs / "coordinator.log", level=self._settings.observe.log_level)
+                self._stack.callback(log.close)
+                return await self._prepared(run, inputs, record, log)
+
+    async def _prepared(
+        self, run: RunDirectory, inputs: _Inputs, record: RunRecord | None, log: Log
+    ) -> RunReport:
+        pool = HostPool(self._spawner(run), self._settings.program.hosts)
+        self._stack.push_async_callback(pool.close)
+        loaded = await pool.start()
+        _check_boxes(loaded, self._settings)
+        record = self._settle_record(run, inputs, loaded, record)
+        workers = LocalWorkers(run, self._settings.workers.count, self._clock)
+        self._stack.push_async_callback(workers.stop)
+        keeping = asyncio.create_task(workers.keep())
+        self._stack.push_async_callback(_cancelled, keeping)
+        ledger = await self._ledger(run)
+        plan = Plan(
+            run_id=record.run_id,
+            tasks=inputs.tasks,
+            group_size=self._settings.run.group_size,
+            seed=self._settings.run.seed,
+            restarts=record.restarts,
+            loaded=loaded,
+        )
+        await self._workers_ready(workers, keeping)
+        coordinator = await self._assemble(run, plan, ledger, inputs.model, pool)
+        self._stack.push_async_callback(coordinator.close)
+        return await self._run(run, coordinator, workers, keeping, log)
+
+    # --- parts -------------------------------------------------------------------------------
+
+    async def _ledger(self, run: RunDirectory) -> Ledger:
+        settings = self._settings.ledger
+        ledger = await connect(
+            run.ledger,
+            role="coordinator",
+            limits=LedgerLimits(
+                queued_max=settings.queued_max,
+                queued_per_class_max=settings.queued_max,
+                results_max=settings.results_max,
+                outstanding_per_rollout_max=settings.outstanding_per_rollout_max,
+                lease_seconds=settings.lease,
+                grace_seconds=settings.lease,
+            ),
+            durability=Durability(settings.durability),
+            idle_exit_seconds=settings.idle_exit,
+        )
+        self._stack.push_async_callback(ledger.close)
+        offered = (await ledger.capabilities()).durability
+        asked = Durability(settings.durability)
+        if asked is Durability.POWER_SAFE and offered is not Durability.POWER_SAFE:
+            raise ConfigInvalid(
+                f"the ledger in {run.ledger} is {offered} and the configuration asks for "
+                f"{settings.durability}; nothing was started; change one of the two"
+            )
+        return ledger
+
+    async def _assemble(
+        self, run: RunDirectory, plan: Plan, ledger: Ledger, model: Model, pool: HostPool
+    ) -> Coordinator:
+        settings = self._settings
+        attached = await ledger.attach(Attach(run_id=plan.run_id, incarnation=fresh_id("crd_")))
+        artifacts = ArtifactStore(run.artifacts)
+        appender = Appender(ledger, plan.run_id, attached.fence)
+        self._stack.push_async_callback(appender.close)
+        figures = RunFigures()
+        flow = Flow(
+            FlowParts(
+                appender=appender,
+                artifacts=artifacts,
+                factory=ActionFactory(settings, artifacts),
+                figures=figures,
+                clock=self._clock,
+            )
+        )
+        lane = Lane(model, settings.lane, self._clock)
+        flow.hosts = pool
+        flow.dispatcher = Dispatcher(lane, artifacts, flow.arrived)
+        environment_class = settings.workers.environment_class
+        coordinator = Coordinator(
+            Parts(
+                ledger=ledger,
+                fence=attached.fence,
+                appender=appender,
+                lane=lane,
+                admission=Admission(settings.admission, self._clock),
+                resumer=Resumer(ledger, artifacts, self._clock, environment_class),
+                plan=plan,
+                figures=figures,
+                clock=self._clock,
+                stop=self._stop,
+                flow=flow,
+                router=EventRouter(flow),
+            )
+        )
+        flow.owner = pool.listener = coordinator
+        return coordinator
+
+    async def _workers_ready(self, workers: LocalWorkers, keeping: "asyncio.Task[None]") -> None:
+        """Wait until a local worker works, so that a host that cannot box says so at once."""
+        deadline = self._clock.monotonic() + _READY_SECONDS
+        while self._settings.workers.count and self._clock.monotonic() < deadline:
+            if keeping.done():
+                keeping.result()
+            if workers.ready():
+                return
+            await asyncio.sleep(0.02)
+
+    def _spawner(self, run: RunDirectory) -> Callable[[int], Awaitable[HostLink]]:
+        async def spawn(number: int) -> HostLink:
+            host = await HostProcess.spawn(
+                hash_seed=HASH_SEED,
+                stuck_seconds=self._settings.program.stuck,
+                log_path=run.logs / f"host-{number}.out",
+            )
+            path, name = self._request.program.resolve(), self._request.program_name
+            host.send(LoadProgram(path=str(path), name=name))
+            return host
+
+        return spawn
+
+    # --- the record --------------------------------------------------------------------------
+
+    def _settle_record(
+        self, run: RunDirectory, inputs: _Inputs, loaded: Loaded, record: RunRecord | None
+    ) -> RunRecord:
+        """Write the record of a new run; hold a resumed one against what is given now."""
+        fresh = self._record(run, inputs, loaded)
+        if record is None:
+            run.tasks.write_bytes(inputs.tasks_bytes)
+        else:
+            differences = _differences(record, fresh)
+            if differences and self._request.changed is Changed.REFUSE:
+                raise RunChanged(
+                    f"run {record.run_id} was made with another "
+                    + "; another ".join(differences)
+                    + "; nothing was changed; give it what it was made with, or --changed restart "
+                    "to start its unfinished rollouts anew"
+                )
+            restarts = record.restarts + bool(differences)
+            fresh = msgspec.structs.replace(
+                fresh, run_id=record.run_id, created=record.created, restarts=restarts
+            )
+        run.write_record(fresh)
+        run.settings.write_bytes(self._settings.model_dump_json(indent=1).encode())
+        return fresh
+
+    def _record(self, run: RunDirectory, inputs: _Inputs, loaded: Loaded) -> RunRecord:
+        tree = self._settings.model_dump(mode="json")
+        fixed = {key: tree[key] for key in ("run", "workers", "sandbox")}
+        fixed["workers"] = {
+            key: value for key, value in tree["workers"].items() if key not in _PLACEMENT
+        }
+        return RunRecord(
+            run_id=RunId(run.path.name),
+            stoker_version=stoker.__version__,
+            created=self._clock.now().wall,
+            program=str(self._request.program.resolve()),
+            program_name=loaded.name,
+            program_version=loaded.version,
+            program_digest=loaded.source_digest,
+            model=self._request.model,
+            model_digest=_model_digest(self._request.model),
+            tasks_digest=content_digest(inputs.tasks_bytes),
+            tasks_count=len(inputs.tasks),
+            settings=tree,
+            settings_digest=canonical_digest(fixed),
+        )
+
+    # --- running -----------------------------------------------------------------------------
+
+    async def _run(
+        self,
+        run: RunDirectory,
+        coordinator: Coordinator,
+        workers: LocalWorkers,
+        keeping: "asyncio.Task[None]",
+        log: Log,
+    ) -> RunReport:
+        metrics = Metrics()
+        port = self._settings.observe.metrics_port
+        if port is not None:
+            self._stack.callback(start_endpoint(metrics, port).close)
+        shared = self._settings.sandbox.accept_shared_kernel
+        snapshots = Snapshots(coordinator, run, workers, metrics, accept_shared_kernel=shared)
+        keeping.add_done_callback(lambda done: _worker_trouble(coordinator, done))
+        telling = asyncio.create_task(self._tell(snapshots, coordinator, log))
+        try:
+            await coordinator.run()
+            coordinator.state = "finished" if coordinator.left == 0 else "stopped"
+        finally:
+            await _cancelled(telling)
+            await _cancelled(keeping)
+            await workers.stop()
+            snapshot = self._said(snapshots, coordinator, log)
+            snapshots.write(snapshot)
+        return RunReport(snapshot=snapshot, resumable=coordinator.left > 0)
+
+    async def _tell(self, snapshots: Snapshots, coordinator: Coordinator, log: Log) -> None:
+        count = 0
+        while True:
+            if count % _STATUS_EVERY == 0:
+                await snapshots.refresh()
+            snapshot = self._said(snapshots, coordinator, log)
+            if count % _STATUS_EVERY == 0:
+                snapshots.write(snapshot)
+                snapshots.export(snapshot)
+            count += 1
+            await asyncio.sleep(_OBSERVE_SECONDS)
+
+    def _said(self, snapshots: Snapshots, coordinator: Coordinator, log: Log) -> RunSnapshot:
+        for line in coordinator.parts.lines:
+            log.rollout(line)
+            snapshots.said(line.brief())
+        coordinator.parts.lines.clear()
+        snapshot = snapshots.take()
+        if self._observer is not None:
+            self._observer(snapshot)
+        return snapshot
+
+
+def _worker_trouble(coordinator: Coordinator, done: "asyncio.Task[None]") -> None:
+    if not done.cancelled():
+        error = done.exception()
+        if isinstance(error, Exception):
+            coordinator.broke(error)
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait({task})
+
+
+def _check_boxes(loaded: Loaded, settings: Settings) -> None:
+    if loaded.boxes > settings.admission.boxes_max:
+        raise ConfigInvalid(
+            f"the program needs {loaded.boxes} boxes a rollout and admission.boxes_max is "
+            f"{settings.admission.boxes_max}; nothing was started; raise it"
+        )
+
+
+def _differences(old: RunRecord, new: RunRecord) -> list[str]:
+    """Name what differs between two records, both sides shown."""
+    found = []
+    for label, field in (
+        ("program", "program_digest"),
+        ("program name", "program_name"),
+        ("model", "model"),
+        ("model file", "model_digest"),
+        ("task file", "tasks_digest"),
+        ("limits or classes", "settings_digest"),
+    ):
+        before, now = getattr(old, field), getattr(new, field)
+        if before != now:
+            found.append(f"{label} (recorded {before[:16]}, given {now[:16]})")
+    return found
+
+
+def _model_digest(spec: str) -> str:
+    path = Path(spec.partition(":")[2])
+    return content_digest(path.read_bytes()) if path.is_file() else ""

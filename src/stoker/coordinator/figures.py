@@ -1,0 +1,101 @@
+"""Counters of one run, kept as things happen, so that a snapshot costs no scan.
+
+Latencies are kept whole up to a bound and then sampled evenly, so that percentiles stay exact for
+runs of ordinary size and bounded for long ones.
+"""
+
+from array import array
+from collections import Counter
+
+from stoker.coordinator.calls import Call
+from stoker.coordinator.rollouts import ActiveRollout
+from stoker.model.completion import Completion
+from stoker.model.outcome import Outcome
+
+_LATENCIES_MAX = 200_000
+
+
+class Latencies:
+    """Durations in seconds with exact percentiles up to a bound."""
+
+    def __init__(self) -> None:
+        self._kept = array("d")
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, seconds: float) -> None:
+        """Count one duration."""
+        if self._seen % self._stride == 0:
+            self._kept.append(seconds)
+        self._seen += 1
+        if len(self._kept) >= _LATENCIES_MAX:
+            self._kept = self._kept[::2]
+            self._stride *= 2
+
+    def percentile(self, share: float) -> float | None:
+        """Return the duration below which ``share`` of them lie; ``None``: there are none."""
+        if not self._kept:
+            return None
+        ordered = sorted(self._kept)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+class RunFigures:
+    """What happened in this coordinator so far."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.retries: Counter[str] = Counter()
+        self.actions_by_class: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.latencies = Latencies()
+        self.rollouts_admitted = 0
+        self.actions_finished = 0
+        self.late_results = 0
+        self.reward_sum = 0.0
+        self.rewards = 0
+
+    def admitted(self, rollout: ActiveRollout) -> None:
+        """Count a rollout that became active."""
+        del rollout
+        self.rollouts_admitted += 1
+
+    def fault(self, code: str) -> None:
+        """Count a fault that was met."""
+        self.faults[code] += 1
+
+    def retried(self, why: str) -> None:
+        """Count one more delivery or attempt than the first."""
+        self.retries[why or "requeued"] += 1
+
+    def late(self) -> None:
+        """Count a result that came under a stale fence."""
+        self.late_results += 1
+
+    def latency(self, seconds: float) -> None:
+        """Count action selected → observation received."""
+        self.latencies.add(seconds)
+
+    def completed(self, call: Call, completion: Completion) -> None:
+        """Count a finished action."""
+        self.actions_finished += 1
+        self.statuses[completion.status] += 1
+        self.actions_by_class[call.worker_class] += 1
+
+    def finished(self, outcome: Outcome) -> None:
+        """Count an outcome."""
+        self.outcomes[outcome.kind] += 1
+        if outcome.reward is not None:
+            self.reward_sum += outcome.reward
+            self.rewards += 1
+
+    @property
+    def reward_mean(self) -> float | None:
+        """Mean reward of completed rollouts."""
+        return self.reward_sum / self.rewards if self.rewards else None
+
+    @property
+    def retries_total(self) -> int:
+        """All retries."""
+        return sum(self.retries.values())

@@ -1,0 +1,446 @@
+"""The life of every active rollout: results in, turns out, one journal append per turn.
+
+A turn's append carries the delivered result, the calls that followed, the actions they became and
+the acknowledgement of the result: one transaction (I11). Timers and model calls start after the
+append is queued; actions reach workers only after it is committed (I13).
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+from stoker.broker.base import Append
+from stoker.coordinator.actions import BOX_VERBS, CHANGING_VERBS, TOOLS, ActionFactory
+from stoker.coordinator.appender import Appender
+from stoker.coordinator.calls import Call
+from stoker.coordinator.dispatch import Dispatcher
+from stoker.coordinator.figures import RunFigures
+from stoker.coordinator.hosts import HostPool
+from stoker.coordinator.outcomes import outcome_of
+from stoker.coordinator.results import taints
+from stoker.coordinator.rollouts import ActiveRollout, Result
+from stoker.errors import StokerError
+from stoker.journal.artifacts import ArtifactStore
+from stoker.model.action import Action
+from stoker.model.completion import Completion
+from stoker.model.events import (
+    Admitted,
+    Delivered,
+    Dropped,
+    Finished,
+    Issued,
+    JournalEvent,
+    Recovered,
+    Reissued,
+    Tainted,
+    Verb,
+    Withdrawn,
+    encode_event,
+)
+from stoker.model.faults import FaultRecord
+from stoker.model.generation import GenerateArguments
+from stoker.model.ids import ActionId, CallPath, RolloutId
+from stoker.model.outcome import Outcome, OutcomeKind
+from stoker.rollout.arguments import BoxArguments
+from stoker.rollout.messages import Deliver, HostCall, RecordedTurn, Turn
+from stoker.seams.clock import Clock
+
+
+@dataclass(slots=True, kw_only=True)
+class FlowParts:
+    """What the flow is built on."""
+
+    appender: Appender
+    artifacts: ArtifactStore
+    factory: ActionFactory
+    figures: RunFigures
+    clock: Clock
+
+
+class FlowOwner(Protocol):
+    """Whom the flow belongs to."""
+
+    def cancel(self, action_ids: list[ActionId]) -> None:
+        """Ask the ledger to end actions; does not wait."""
+        ...
+
+    def finished(self, rollout: ActiveRollout, outcome: Outcome) -> None:
+        """A rollout has its outcome."""
+        ...
+
+
+class Flow:
+    """Moves rollouts; everything happens on the coordinator's loop, nothing here waits."""
+
+    def __init__(self, parts: FlowParts) -> None:
+        self.parts = parts
+        self.owner: FlowOwner
+        """Set once by the coordinator, as are the next two: they call each other."""
+        self.hosts: HostPool
+        self.dispatcher: Dispatcher
+        self.active: dict[RolloutId, ActiveRollout] = {}
+        self.finished_seq: dict[RolloutId, int] = {}
+        """Journal length of finished rollouts, to acknowledge what still comes for them."""
+
+    # --- beginning ---------------------------------------------------------------------------
+
+    def admit(self, rollout: ActiveRollout) -> None:
+        """Begin a new rollout: journal its admission, give it a host."""
+        self._enter(rollout)
+        self._append(rollout, [rollout.admitted])
+        self._start(rollout, ())
+
+    def resume(self, rollout: ActiveRollout, history: tuple[RecordedTurn, ...]) -> None:
+        """Go on with a rollout that was read back from its journal."""
+        self._enter(rollout)
+        self._start(rollout, history)
+
+    def restart_on_host(self, rollout: ActiveRollout, history: tuple[RecordedTurn, ...]) -> None:
+        """Replay a rollout on another host after its own was lost."""
+        if rollout.current is not None:
+            rollout.waiting.appendleft(rollout.current)
+            rollout.current = None
+        self._start(rollout, history)
+
+    def _enter(self, rollout: ActiveRollout) -> None:
+        self.active[rollout.rollout_id] = rollout
+        rollout.began = self.parts.clock.monotonic()
+        self.parts.figures.admitted(rollout)
+
+    def _start(self, rollout: ActiveRollout, history: tuple[RecordedTurn, ...]) -> None:
+        rollout.in_turn = True
+        rollout.replaying = bool(history)
+        self.hosts.place(rollout, history)
+
+    # --- results in --------------------------------------------------------------------------
+
+    def arrived(self, rollout: ActiveRollout, result: Result) -> None:
+        """Take a result; it is delivered when the turn before it has been answered."""
+        if rollout.finished:
+            return
+        rollout.waiting.append(result)
+        self._deliver_next(rollout)
+
+    def _deliver_next(self, rollout: ActiveRollout) -> None:
+        while rollout.waiting and not rollout.in_turn and not rollout.finished:
+            result = rollout.waiting.popleft()
+            if result.path not in rollout.calls:
+                self.drop(rollout, result.path, result.spent)
+            elif result.truncates:
+                self.finish(
+                    rollout,
+                    Outcome(kind=OutcomeKind.TRUNCATED, reason=result.truncates),
+                    acknowledges=result.spent,
+                )
+            else:
+                self._deliver(rollout, result)
+
+    def _deliver(self, rollout: ActiveRollout, result: Result) -> None:
+        rollout.current = result
+        rollout.in_turn = True
+        result.at = self.parts.clock.now().wall
+        content = None if result.value is None else self.parts.artifacts.get(result.value)
+        self.hosts.deliver(
+            rollout,
+            Deliver(
+                rollout_id=rollout.rollout_id,
+                path=result.path,
+                value=content,
+                fault=result.fault,
+                at=result.at,
+            ),
+        )
+
+    def drop(self, rollout: ActiveRollout, path: CallPath, spent: tuple[ActionId, ...]) -> None:
+        """Record and acknowledge a result that no scope waits for."""
+        last = spent[-1] if spent else None
+        self._append(rollout, [Dropped(path=path, action_id=last)], acknowledges=spent)
+
+    # --- turns out ---------------------------------------------------------------------------
+
+    def turned(self, rollout: ActiveRollout, turn: Turn) -> None:
+        """Journal a turn, start what it asked for, deliver the next result."""
+        if rollout.finished or not rollout.in_turn:
+            return
+        rollout.in_turn = False
+        if rollout.replaying:
+            rollout.replaying = False
+            if turn.outcome is None and not turn.calls:
+                self._deliver_next(rollout)
+                return
+        self._journal_turn(rollout, turn)
+        if not rollout.finished:
+            self._deliver_next(rollout)
+
+    def _journal_turn(self, rollout: ActiveRollout, turn: Turn) -> None:
+        result, rollout.current = rollout.current, None
+        events: list[JournalEvent] = []
+        spent: tuple[ActionId, ...] = ()
+        if result is not None:
+            spent = result.spent
+            events += self._delivered(rollout, result)
+        try:
+            calls, actions, issued = self._issue(rollout, turn.calls)
+        except StokerError as error:
+            self._append(rollout, events, acknowledges=spent)
+            self.finish(rollout, Outcome(kind=OutcomeKind.FAILED, fault=error.record()))
+            return
+        events += issued
+        events += self._withdraw(rollout, turn.withdrawn)
+        events += self._taint(rollout, turn)
+        if turn.outcome is not None:
+            outcome = outcome_of(turn.outcome, rollout.tainted)
+            self.finish(rollout, outcome, events=events, acknowledges=spent)
+            return
+        self._append(rollout, events, submits=actions, acknowledges=spent)
+        self._launch(rollout, calls)
+
+    def _delivered(self, rollout: ActiveRollout, result: Result) -> list[JournalEvent]:
+        call = rollout.calls.pop(result.path)
+        completion = result.completion
+        changed = self._remember(rollout, call, result)
+        events: list[JournalEvent] = [
+            Delivered(
+                path=result.path,
+                value=result.value,
+                fault=result.fault,
+                at=result.at,
+                action_id=call.action_id,
+                attempt=completion.attempt if completion else 0,
+                worker_id=completion.worker_id if completion else None,
+                status=completion.status if completion else "",
+                changed=changed,
+                queue_seconds=completion.timings.queue_seconds if completion else 0.0,
+                run_seconds=completion.timings.run_seconds if completion else 0.0,
+                latency_seconds=result.latency_seconds,
+            )
+        ]
+        if result.fault is not None:
+            rollout.faults.append(result.fault.code)
+            self.parts.figures.fault(result.fault.code)
+            if taints(result.fault):
+                rollout.tainted[result.fault.code] = result.fault
+                events.append(Tainted(path=result.path, fault=result.fault))
+        for action_id in result.spent:
+            rollout.routes.pop(action_id, None)
+        return events
+
+    def _remember(self, rollout: ActiveRollout, call: Call, result: Result) -> bool:
+        """Keep what a later rebuild of the environment needs; return whether it changed one."""
+        completion = result.completion
+        if completion is None:
+            return False
+        rollout.count(completion)
+        if call.verb is Verb.ENVIRONMENT and result.fault is None:
+            rollout.environments[call.path].holder = completion.worker_id
+        if call.verb not in CHANGING_VERBS or not completion.attempt or completion.box_gone:
+            return False
+        arguments = msgspec.msgpack.decode(call.arguments, type=BoxArguments)
+        environment = rollout.environments[arguments.environment]
+        environment.log.append(call)
+        environment.replayable &= arguments.replayable
+        return True
+
+    def _issue(
+        self, rollout: ActiveRollout, host_calls: tuple[HostCall, ...]
+    ) -> tuple[list[Call], list[Action], list[JournalEvent]]:
+        now = self.parts.clock.monotonic()
+        calls: list[Call] = []
+        actions: list[Action] = []
+        events: list[JournalEvent] = []
+        for host_call in host_calls:
+            call = rollout.call(host_call, now)
+            self.learn(rollout, call)
+            if call.verb in TOOLS:
+                actions.append(self.prepare(rollout, call, ""))
+            else:
+                calls.append(call)
+            events.append(
+                Issued(
+                    path=call.path,
+                    verb=call.verb,
+                    digest=host_call.digest,
+                    arguments=self.parts.artifacts.put(host_call.arguments),
+                    action_id=call.action_id,
+                )
+            )
+        return calls, actions, events
+
+    def learn(self, rollout: ActiveRollout, call: Call) -> None:
+        """Take from a call what later calls stand on: its history, its environment."""
+        if call.verb is Verb.GENERATE:
+            arguments = msgspec.msgpack.decode(call.arguments, type=GenerateArguments)
+            rollout.history.issue(call.path, arguments)
+        elif call.verb is Verb.ENVIRONMENT:
+            rollout.environments[call.path] = self.parts.factory.environment(rollout, call)
+
+    def prepare(self, rollout: ActiveRollout, call: Call, suffix: str) -> Action:
+        """Build the action that stands for ``call`` from now on and route its result to it."""
+        action = self.parts.factory.build(rollout, call, suffix, self.left(rollout))
+        call.action_id = action.action_id
+        call.worker_class = action.worker_class
+        rollout.routes[action.action_id] = call.path
+        rollout.actions += not suffix
+        return action
+
+    def left(self, rollout: ActiveRollout) -> float:
+        """Return the seconds that remain of the rollout, at least one."""
+        deadline = rollout.admitted.at + rollout.admitted.timeout_seconds
+        return max(1.0, deadline - self.parts.clock.now().wall)
+
+    def _withdraw(self, rollout: ActiveRollout, paths: tuple[CallPath, ...]) -> list[JournalEvent]:
+        events: list[JournalEvent] = []
+        cancelled: list[ActionId] = []
+        for path in paths:
+            call = rollout.calls.pop(path, None)
+            if call is not None:
+                self.dispatcher.withdraw(call)
+                if call.action_id is not None:
+                    cancelled.append(call.action_id)
+            events.append(Withdrawn(path=path))
+        if cancelled:
+            self.owner.cancel(cancelled)
+        return events
+
+    def _taint(self, rollout: ActiveRollout, turn: Turn) -> list[JournalEvent]:
+        events: list[JournalEvent] = []
+        if turn.tainted is not None:
+            rollout.tainted[turn.tainted.code] = turn.tainted
+            events.append(Tainted(path=CallPath(""), fault=turn.tainted))
+        events += [
+            Recovered(code=code)
+            for code in turn.recovered
+            if rollout.tainted.pop(code, None) is not None
+        ]
+        return events
+
+    def _launch(self, rollout: ActiveRollout, calls: list[Call]) -> None:
+        for call in calls:
+            if call.path in rollout.calls:  # a call may be withdrawn in the turn that issued it
+                self.dispatcher.start(rollout, call)
+
+    def relaunch(self, rollout: ActiveRollout, calls: list[tuple[Call, float]]) -> None:
+        """Start again, after a resume, what had no durable hand-off: model calls and timers."""
+        again = [call for call, _ in calls if call.verb is Verb.GENERATE]
+        self._append(rollout, [Reissued(path=call.path) for call in again])
+        rollout.reissued.update(call.path for call in again)
+        for call, waited in calls:
+            self.dispatcher.start(rollout, call, waited)
+
+    # --- submitting outside a turn -----------------------------------------------------------
+
+    def submit(
+        self,
+        rollout: ActiveRollout,
+        actions: list[Action],
+        *,
+        events: list[JournalEvent] | None = None,
+        acknowledges: tuple[ActionId, ...] = (),
+    ) -> None:
+        """Hand actions to the ledger that no turn issued: retries and restorations."""
+        self._append(rollout, events or [], submits=actions, acknowledges=acknowledges)
+
+    # --- ends --------------------------------------------------------------------------------
+
+    def finish(
+        self,
+        rollout: ActiveRollout,
+        outcome: Outcome,
+        *,
+        events: list[JournalEvent] | None = None,
+        acknowledges: tuple[ActionId, ...] = (),
+    ) -> None:
+        """Journal the outcome, let go of everything the rollout holds."""
+        assert not rollout.finished, f"{rollout.rollout_id} finishes twice"
+        rollout.finished = True
+        if rollout.timeout is not None:
+            rollout.timeout.cancel()
+        closes = [
+            self.parts.factory.close(rollout, environment)
+            for environment in rollout.environments.values()
+            if environment.holder is not None and not environment.lost
+        ]
+        waiting = [action for result in rollout.waiting for action in result.spent]
+        if rollout.current is not None:
+            waiting += rollout.current.spent
+        finished = Finished(
+            outcome=outcome,
+            at=self.parts.clock.now().wall,
+            steps=rollout.history.calls,
+            actions=rollout.actions,
+        )
+        self._append(
+            rollout,
+            [*(events or []), finished],
+            submits=closes,
+            acknowledges=(*acknowledges, *waiting),
+            finished=True,
+        )
+        self._let_go(rollout)
+        self.owner.finished(rollout, outcome)
+
+    def _let_go(self, rollout: ActiveRollout) -> None:
+        running = [call.action_id for call in rollout.calls.values() if call.action_id is not None]
+        for call in rollout.calls.values():
+            self.dispatcher.withdraw(call)
+        if running:
+            self.owner.cancel(running)
+        self.hosts.evict(rollout)
+        self.finished_seq[rollout.rollout_id] = rollout.seq
+        del self.active[rollout.rollout_id]
+
+    def abandon(self, rollout: ActiveRollout, outcome: Outcome) -> None:
+        """Journal the outcome of a rollout that is not brought back."""
+        rollout.finished = True
+        finished = Finished(outcome=outcome, at=self.parts.clock.now().wall)
+        self._append(rollout, [finished], finished=True)
+        self.finished_seq[rollout.rollout_id] = rollout.seq
+
+    def fail(self, rollout: ActiveRollout, fault: FaultRecord) -> None:
+        """End a rollout with a fault met outside its program."""
+        if not rollout.finished:
+            rollout.faults.append(fault.code)
+            self.parts.figures.fault(fault.code)
+            self.finish(rollout, Outcome(kind=OutcomeKind.FAILED, fault=fault))
+
+    def acknowledge_finished(self, rollout_id: RolloutId, completion: Completion) -> None:
+        """Acknowledge a result that came for a rollout after its outcome."""
+        self.parts.appender.append(
+            Append(
+                rollout_id=rollout_id,
+                expected_seq=self.finished_seq[rollout_id],
+                acknowledges=(completion.action_id,),
+            )
+        )
+
+    def _append(
+        self,
+        rollout: ActiveRollout,
+        events: list[JournalEvent],
+        *,
+        submits: list[Action] | None = None,
+        acknowledges: tuple[ActionId, ...] = (),
+        finished: bool = False,
+    ) -> None:
+        if not (events or submits or acknowledges):
+            return
+        assert isinstance(rollout.admitted, Admitted)
+        self.parts.appender.append(
+            Append(
+                rollout_id=rollout.rollout_id,
+                expected_seq=rollout.seq,
+                events=tuple(encode_event(event) for event in events),
+                submits=tuple(submits or ()),
+                acknowledges=acknowledges,
+                finished=finished,
+            )
+        )
+        rollout.seq += len(events)
+
+
+def environment_path(call: Call) -> CallPath | None:
+    """Return which environment ``call`` acts in, if any."""
+    if call.verb not in BOX_VERBS:
+        return None
+    return msgspec.msgpack.decode(call.arguments, type=BoxArguments).environment

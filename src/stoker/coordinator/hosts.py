@@ -1,0 +1,264 @@
+"""The pool of program hosts: who runs where, and what happens when a host is held or dies.
+
+A host that a program holds past the bound is ended: the innocent are replayed on other hosts, the
+program that held it goes on in *quarantine*, a host of its own, where it can harm nobody; its
+rollout's timeout ends it there. A host that dies is replaced; rollouts that were inside a turn are
+suspects, and one that takes down its host again and again fails.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from stoker.coordinator.rollouts import ActiveRollout
+from stoker.errors import HostLost, ProgramInvalid, WireViolation
+from stoker.model.ids import RolloutId
+from stoker.rollout.messages import (
+    Deliver,
+    Differed,
+    Evict,
+    FromHost,
+    Loaded,
+    LoadFailed,
+    LocalDone,
+    RecordedTurn,
+    StartRollout,
+    Stuck,
+    Turn,
+)
+
+STRIKES_MAX = 4
+"""A rollout that ended this many hosts is given up."""
+
+
+class HostLink(Protocol):
+    """A running host process with its program being loaded."""
+
+    pid: int
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Queue a message."""
+        ...
+
+    def messages(self) -> AsyncIterator[FromHost]:
+        """Yield what it says until it ends."""
+        ...
+
+    async def end(self) -> None:
+        """End the process and reap it."""
+        ...
+
+
+class PoolListener(Protocol):
+    """Who is told what hosts say."""
+
+    def turned(self, rollout: ActiveRollout, turn: Turn) -> None:
+        """A program ran until nothing could move."""
+        ...
+
+    def local_done(self, rollout: ActiveRollout, done: LocalDone) -> None:
+        """A local call ended."""
+        ...
+
+    def differed(self, rollout: ActiveRollout, differed: Differed) -> None:
+        """A replay asked for something else."""
+        ...
+
+    def hostless(self, rollouts: list[ActiveRollout]) -> None:
+        """These rollouts need another host, by replay."""
+        ...
+
+    def broke(self, error: Exception) -> None:
+        """No host can be had any more; the run cannot go on."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Slot:
+    number: int
+    quarantine: bool
+    link: HostLink | None = None
+    backlog: list[msgspec.Struct] = field(default_factory=list)
+    rollouts: dict[RolloutId, ActiveRollout] = field(default_factory=dict)
+    loaded: bool = False
+    stuck: bool = False
+    task: asyncio.Task[None] | None = None
+
+    def send(self, message: msgspec.Struct) -> None:
+        if self.link is None:
+            self.backlog.append(message)
+        else:
+            self.link.send(message)
+
+
+class HostPool:
+    """Places rollouts on hosts."""
+
+    def __init__(
+        self,
+        spawn: Callable[[int], Awaitable[HostLink]],
+        count: int,
+    ) -> None:
+        self._spawn = spawn
+        self._count = count
+        self.listener: PoolListener
+        """Set before the first rollout is placed."""
+        self._slots: dict[int, _Slot] = {}
+        self._next = 0
+        self._closing = False
+        self.first_loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
+
+    async def start(self) -> Loaded:
+        """Start the hosts; return what the program says of itself.
+
+        Raises:
+            ProgramInvalid: it cannot be loaded.
+        """
+        for _ in range(self._count):
+            self._open(quarantine=False)
+        return await self.first_loaded
+
+    # --- rollouts ----------------------------------------------------------------------------
+
+    def place(self, rollout: ActiveRollout, history: tuple[RecordedTurn, ...]) -> None:
+        """Give ``rollout`` a host and start it there, by replay when it has a history."""
+        if rollout.quarantined:
+            slot = self._open(quarantine=True)
+        else:
+            ordinary = [slot for slot in self._slots.values() if not slot.quarantine]
+            slot = min(ordinary, key=lambda slot: len(slot.rollouts))
+        slot.rollouts[rollout.rollout_id] = rollout
+        rollout.host = slot.number
+        admitted = rollout.admitted
+        slot.send(
+            StartRollout(
+                rollout_id=rollout.rollout_id,
+                task=admitted.task,
+                epoch=admitted.epoch,
+                index=admitted.index,
+                group_id=admitted.group_id,
+                at=admitted.at,
+                history=history,
+            )
+        )
+
+    def deliver(self, rollout: ActiveRollout, message: Deliver) -> None:
+        """Put a result into a program."""
+        if rollout.host is not None:
+            self._slots[rollout.host].send(message)
+
+    def evict(self, rollout: ActiveRollout) -> None:
+        """Throw the rollout's object away; a host that it holds is ended with it."""
+        slot = self._slots.get(rollout.host) if rollout.host is not None else None
+        rollout.host = None
+        if slot is None:
+            return
+        slot.rollouts.pop(rollout.rollout_id, None)
+        if slot.quarantine:
+            self._end(slot)
+        else:
+            slot.send(Evict(rollout_id=rollout.rollout_id))
+
+    @property
+    def pids(self) -> list[int]:
+        """Processes of the hosts that are up."""
+        return [slot.link.pid for slot in self._slots.values() if slot.link is not None]
+
+    async def close(self) -> None:
+        """End every host."""
+        self._closing = True
+        tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # --- hosts -------------------------------------------------------------------------------
+
+    def _open(self, *, quarantine: bool) -> _Slot:
+        slot = _Slot(number=self._next, quarantine=quarantine)
+        self._next += 1
+        self._slots[slot.number] = slot
+        slot.task = asyncio.create_task(self._serve(slot), name=f"host {slot.number}")
+        return slot
+
+    def _end(self, slot: _Slot) -> None:
+        if slot.task is not None:
+            slot.task.cancel()
+
+    async def _serve(self, slot: _Slot) -> None:
+        try:
+            slot.link = await self._spawn(slot.number)
+            for message in slot.backlog:
+                slot.link.send(message)
+            slot.backlog.clear()
+            async for message in slot.link.messages():
+                self._heard(slot, message)
+                if slot.stuck:
+                    break
+        except WireViolation:
+            pass  # treated as a dead host: its rollouts are replayed elsewhere
+        except OSError as error:
+            self._broke(HostLost(f"a program host could not be started ({error})"))
+        finally:
+            if slot.link is not None:
+                await asyncio.shield(slot.link.end())
+            self._gone(slot)
+
+    def _heard(self, slot: _Slot, message: FromHost) -> None:
+        if isinstance(message, Loaded):
+            slot.loaded = True
+            if not self.first_loaded.done():
+                self.first_loaded.set_result(message)
+            return
+        if isinstance(message, LoadFailed):
+            self._broke(ProgramInvalid(message.message))
+            return
+        rollout = slot.rollouts.get(message.rollout_id)
+        if rollout is None:
+            return  # evicted while its message was on the way
+        match message:
+            case Turn():
+                self.listener.turned(rollout, message)
+            case LocalDone():
+                self.listener.local_done(rollout, message)
+            case Differed():
+                self.listener.differed(rollout, message)
+            case Stuck():
+                self._held(slot, rollout, message)
+
+    def _held(self, slot: _Slot, rollout: ActiveRollout, message: Stuck) -> None:
+        rollout.stuck_where = message.where
+        if slot.quarantine:
+            return  # it harms nobody here; its timeout decides
+        rollout.quarantined = True
+        slot.stuck = True
+
+    def _gone(self, slot: _Slot) -> None:
+        del self._slots[slot.number]
+        rollouts = list(slot.rollouts.values())
+        if self._closing:
+            return
+        if not slot.quarantine:
+            if not slot.loaded:
+                self._broke(HostLost("a program host ended before it had loaded the program"))
+                return
+            self._open(quarantine=False)
+        for rollout in rollouts:
+            rollout.host = None
+            if rollout.in_turn and not rollout.quarantined and not slot.stuck:
+                rollout.strikes += 1
+                rollout.quarantined = rollout.strikes > 1
+            elif rollout.quarantined and not slot.stuck:
+                rollout.strikes += 1
+        if rollouts:
+            self.listener.hostless(rollouts)
+
+    def _broke(self, error: Exception) -> None:
+        if not self.first_loaded.done():
+            self.first_loaded.set_exception(error)
+        else:
+            self.listener.broke(error)

@@ -1,0 +1,58 @@
+"""Which rollouts a run consists of, and what each one is derived from.
+
+Order is the order of the task file, groups together. Randomness follows the *epoch*, which depends
+on the run's seed, the task and the place in the group, never on the run's id: two runs of the same
+seed draw the same numbers.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from stoker.model.events import Admitted
+from stoker.model.ids import RolloutId, RunId, derive_id, group_id
+from stoker.model.task import Task
+from stoker.rollout.messages import Loaded
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All rollouts of a run."""
+
+    run_id: RunId
+    tasks: tuple[Task, ...]
+    group_size: int
+    seed: int
+    restarts: int
+    loaded: Loaded
+
+    @property
+    def total(self) -> int:
+        """How many rollouts there are."""
+        return len(self.tasks) * self.group_size
+
+    def rollouts(self, known: set[tuple[str, int]]) -> Iterator[tuple[Task, int]]:
+        """Yield every rollout that is not ``known`` (task id, index), in order."""
+        for task in self.tasks:
+            for index in range(self.group_size):
+                if (task.task_id, index) not in known:
+                    yield task, index
+
+    def admit(self, task: Task, index: int, at: float) -> Admitted:
+        """Return the admission of one rollout; ``at`` is wall time."""
+        group = group_id(self.run_id, task.task_id)
+        where = (str(index), str(self.restarts))
+        return Admitted(
+            run_id=self.run_id,
+            rollout_id=RolloutId(derive_id("rol_", group, *where)),
+            group_id=group,
+            index=index,
+            task=task,
+            program=self.loaded.name,
+            program_version=self.loaded.version,
+            program_digest=self.loaded.source_digest,
+            python=self.loaded.python,
+            hash_seed=self.loaded.hash_seed,
+            epoch=derive_id("epo_", str(self.seed), task.task_id, *where),
+            at=at,
+            timeout_seconds=self.loaded.timeout_seconds,
+        )

@@ -1,0 +1,136 @@
+"""Reading a journal back: from events to where a rollout stands.
+
+One pass gives the turns a host replays, the calls still outstanding, and everything the coordinator
+itself keeps per rollout. Invariant: what is rebuilt here equals what the live coordinator held when
+the last event was journalled (tested by rebuilding after every append).
+"""
+
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from stoker.errors import InternalError
+from stoker.model.events import (
+    Admitted,
+    Delivered,
+    Dropped,
+    Finished,
+    Issued,
+    JournalEvent,
+    Recovered,
+    Reissued,
+    Restored,
+    Tainted,
+    Verb,
+    Withdrawn,
+)
+from stoker.model.faults import FaultRecord
+from stoker.model.generation import GenerateArguments, Generation
+from stoker.model.ids import CallPath
+from stoker.model.value import Value
+from stoker.rollout.messages import RecordedCall, RecordedResult, RecordedTurn
+
+Fetch = Callable[[Value], bytes]
+"""Gives the content of a value."""
+
+
+class Standing(msgspec.Struct, kw_only=True):
+    """Where a rollout stands."""
+
+    admitted: Admitted
+    seq: int = 0
+    turns: list[RecordedTurn] = []
+    outstanding: dict[CallPath, Issued] = {}
+    issued: dict[CallPath, Issued] = {}
+    """Every call, for environments and their logs."""
+    delivered: list[Delivered] = []
+    tainted: dict[str, FaultRecord] = {}
+    """Unrecovered faults by code."""
+    restored: dict[CallPath, Restored] = {}
+    """Environment path → its latest restoration."""
+    reissued: set[CallPath] = set()
+    issued_at: dict[CallPath, float] = {}
+    """Wall time of the turn in which a call was issued."""
+    at: float = 0.0
+    """Wall time of the latest turn."""
+    actions: int = 0
+    finished: Finished | None = None
+    begun: bool = False
+    """Its first turn is journalled."""
+
+
+def rebuild(events: Iterable[JournalEvent], fetch: Fetch) -> Standing:
+    """Return where the rollout stands after ``events``."""
+    iterator = iter(events)
+    first = next(iterator, None)
+    if not isinstance(first, Admitted):
+        raise InternalError("a journal does not begin with its admission")
+    standing = Standing(admitted=first, seq=1, at=first.at)
+    for event in iterator:
+        standing.seq += 1
+        _apply(standing, event, fetch)
+    return standing
+
+
+def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
+    match event:
+        case Delivered():
+            standing.outstanding.pop(event.path, None)
+            standing.delivered.append(event)
+            content = None if event.value is None else fetch(event.value)
+            result = RecordedResult(path=event.path, value=content, fault=event.fault, at=event.at)
+            standing.turns.append(RecordedTurn(result=result, calls=()))
+            standing.begun = True
+            standing.at = event.at
+        case Issued():
+            standing.issued_at[event.path] = standing.at
+            standing.outstanding[event.path] = event
+            standing.issued[event.path] = event
+            standing.actions += event.action_id is not None
+            call = RecordedCall(
+                path=event.path, verb=event.verb, digest=event.digest, arguments=event.arguments
+            )
+            turn = _current_turn(standing)
+            standing.turns[-1] = msgspec.structs.replace(turn, calls=(*turn.calls, call))
+        case Withdrawn():
+            standing.outstanding.pop(event.path, None)
+            turn = _current_turn(standing)
+            standing.turns[-1] = msgspec.structs.replace(
+                turn, withdrawn=(*turn.withdrawn, event.path)
+            )
+        case Dropped():
+            standing.outstanding.pop(event.path, None)
+        case Tainted():
+            standing.tainted[event.fault.code] = event.fault
+        case Recovered():
+            standing.tainted.pop(event.code, None)
+        case Restored():
+            standing.restored[event.path] = event
+        case Reissued():
+            standing.reissued.add(event.path)
+        case Finished():
+            standing.finished = event
+        case _:
+            pass
+
+
+def _current_turn(standing: Standing) -> RecordedTurn:
+    if not standing.turns:
+        standing.turns.append(RecordedTurn(result=None, calls=()))
+        standing.begun = True
+    return standing.turns[-1]
+
+
+def generations(standing: Standing, fetch: Fetch) -> Iterable[tuple[CallPath, GenerateArguments]]:
+    """Yield every model call issued so far, in order."""
+    for path, issued in standing.issued.items():
+        if issued.verb is Verb.GENERATE:
+            yield path, msgspec.msgpack.decode(fetch(issued.arguments), type=GenerateArguments)
+
+
+def returned(standing: Standing, fetch: Fetch) -> Iterable[tuple[CallPath, Generation]]:
+    """Yield every model call that was delivered without a fault."""
+    for delivered in standing.delivered:
+        issued = standing.issued[delivered.path]
+        if issued.verb is Verb.GENERATE and delivered.value is not None:
+            yield delivered.path, msgspec.msgpack.decode(fetch(delivered.value), type=Generation)

@@ -1,0 +1,142 @@
+"""The run directory and the record that fixes what a run is.
+
+One directory holds everything of a run, so that moving or deleting it is all there is to do:
+``run.json`` (this record), ``tasks.jsonl`` (a copy), ``status.json``, ``ledger/``, ``artifacts/``,
+``workers/``, ``logs/``. ``coordinator.lock`` is held while a coordinator lives.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.errors import RunDirectoryUnusable, RunNotFound, RunOwned
+from stoker.model.ids import RunId
+from stoker.seams.locks import lock_is_held, take_lock
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What fixes the behaviour of a run; a resume must agree with it."""
+
+    run_id: RunId
+    stoker_version: str
+    created: float
+    """Wall time, seconds since 1970."""
+    program: str
+    """Absolute path of the program file."""
+    program_name: str
+    program_version: str
+    program_digest: str
+    model: str
+    """Model spec as given."""
+    model_digest: str
+    """Digest of the file the spec names, or empty."""
+    tasks_digest: str
+    tasks_count: int
+    settings: dict[str, Any]
+    """The resolved tree."""
+    settings_digest: str
+    restarts: int = 0
+    """How often unfinished rollouts were started anew (``--changed restart``)."""
+
+
+class RunDirectory:
+    """Paths of one run, and the lock its coordinator holds."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.ledger = self.path / "ledger"
+        self.artifacts = self.path / "artifacts"
+        self.logs = self.path / "logs"
+        self.workers = self.path / "workers"
+        self.tasks = self.path / "tasks.jsonl"
+        self.settings = self.path / "settings.json"
+        self.status = self.path / "status.json"
+        self._record = self.path / "run.json"
+
+    @property
+    def record(self) -> RunRecord:
+        """Read the run's record.
+
+        Raises:
+            RunNotFound: no run lies here.
+        """
+        try:
+            return msgspec.json.decode(self._record.read_bytes(), type=RunRecord)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise RunNotFound(f"{self.path} holds no run ({error})") from error
+
+    def create(self) -> None:
+        """Make the directories.
+
+        Raises:
+            RunDirectoryUnusable: they cannot be written.
+        """
+        made: list[Path] = []
+        try:
+            for folder in (self.path, self.ledger, self.artifacts, self.logs, self.workers):
+                if not folder.exists():
+                    folder.mkdir(parents=True)
+                    made.append(folder)
+        except OSError as error:
+            for folder in reversed(made):
+                with suppress(OSError):
+                    folder.rmdir()
+            raise RunDirectoryUnusable(
+                f"the run directory {self.path} cannot be made ({error.strerror}); nothing was "
+                "started; choose another place with --runs DIR"
+            ) from error
+
+    def write_record(self, record: RunRecord) -> None:
+        """Write ``run.json`` atomically."""
+        write_atomically(self._record, msgspec.json.format(msgspec.json.encode(record)))
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Hold the run for this process.
+
+        Raises:
+            RunOwned: another living process holds it.
+        """
+        lock = self.path / "coordinator.lock"
+        descriptor = take_lock(lock)
+        if descriptor is None:
+            holder = lock.read_text(encoding="ascii").strip() or "unknown"
+            raise RunOwned(
+                f"the run in {self.path} is owned by living process {holder}; nothing was "
+                "changed; stop that process first, or watch it with: stoker status"
+            )
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def coordinator_lives(self) -> bool:
+        """Whether some process holds the run now."""
+        return lock_is_held(self.path / "coordinator.lock")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace ``path`` by ``content``: a reader sees the old or the new, never half."""
+    draft = path.with_name(path.name + ".new")
+    draft.write_bytes(content)
+    draft.replace(path)
+
+
+def find_run(name: str, runs_directory: Path) -> RunDirectory:
+    """Return the run called ``name``: an id under ``runs_directory`` or a path.
+
+    Raises:
+        RunNotFound: neither holds a run.
+    """
+    for place in (runs_directory / name, Path(name)):
+        if (place / "run.json").is_file():
+            return RunDirectory(place)
+    known = sorted(p.parent.name for p in runs_directory.glob("*/run.json"))[-3:]
+    hint = f"; the latest there are {', '.join(known)}" if known else ""
+    raise RunNotFound(f"there is no run {name!r} in {runs_directory}{hint}")

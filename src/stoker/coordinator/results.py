@@ -1,0 +1,72 @@
+"""From a completion to what the program sees: data, or a fault that is raised there.
+
+The table is the fourth promise at its root: what the policy did is data; what our machines did is a
+fault, and a fault taints the rollout.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+from stoker.errors import Infrastructure, InternalError
+from stoker.model.completion import Completion, CompletionStatus
+from stoker.model.events import Verb
+from stoker.model.faults import FaultRecord, FaultSide
+from stoker.model.tools import CallResult, RunResult
+from stoker.model.value import Value, inline_value
+from stoker.rollout.arguments import CallArguments, OnTimeout
+
+_DATA = frozenset({CompletionStatus.OK, CompletionStatus.TIMED_OUT, CompletionStatus.LIMIT})
+
+
+@dataclass(slots=True, frozen=True)
+class Seen:
+    """What the program will see of a completion: one of the two is set, or neither for ``None``."""
+
+    value: Value | None
+    fault: FaultRecord | None
+
+
+def seen(verb: Verb, completion: Completion) -> Seen:
+    """Return what ``completion`` is to the program that awaits a ``verb``."""
+    if completion.status in _DATA and completion.observation is not None:
+        return Seen(completion.observation, None)
+    if completion.status is CompletionStatus.OK:
+        return Seen(None, None)
+    if completion.status is CompletionStatus.TIMED_OUT and completion.attempt > 0:
+        empty = _timed_out(verb)
+        if empty is not None:
+            return Seen(inline_value(msgspec.msgpack.encode(empty)), None)
+    return Seen(None, completion.fault or _unexplained(completion))
+
+
+def taints(fault: FaultRecord | None) -> bool:
+    """Whether ``fault`` bars a reward until the program says it recovered."""
+    return fault is not None and fault.side in {FaultSide.INFRASTRUCTURE, FaultSide.INTERNAL}
+
+
+def on_timeout(verb: Verb, arguments: bytes) -> OnTimeout:
+    """Return what a timed-out call is to become."""
+    if verb is not Verb.CALL:
+        return OnTimeout()
+    return msgspec.msgpack.decode(arguments, type=CallArguments).on_timeout
+
+
+def _timed_out(verb: Verb) -> RunResult | CallResult | None:
+    if verb is Verb.RUN:
+        return RunResult(timed_out=True)
+    if verb is Verb.CALL:
+        return CallResult(run=RunResult(timed_out=True))
+    return None
+
+
+def _unexplained(completion: Completion) -> FaultRecord:
+    if completion.status is CompletionStatus.TIMED_OUT:
+        return Infrastructure(
+            f"action {completion.action_id} reached its deadline before it was started; it was not "
+            "run; add workers of its class or raise its deadline",
+            action=completion.action_id,
+        ).record()
+    return InternalError(
+        f"action {completion.action_id} ended as {completion.status} without a reason"
+    ).record()

@@ -1,0 +1,133 @@
+"""Bringing back the rollouts of an earlier coordinator: journals in, active rollouts out.
+
+What had a durable hand-off (actions) is found in the ledger; what had none (model calls, timers)
+is started again. Nothing finished is run twice.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from stoker.broker.base import ActionsRequest, ActionView, JournalRequest, Ledger
+from stoker.coordinator.calls import Call
+from stoker.coordinator.environments import Environment
+from stoker.coordinator.rebuild import Standing, generations, rebuild, returned
+from stoker.coordinator.rollouts import ActiveRollout
+from stoker.journal.artifacts import ArtifactStore
+from stoker.model.events import Issued, Verb, decode_event
+from stoker.model.ids import ActionId, CallPath, RolloutId, RunId, environment_id
+from stoker.rollout.arguments import BoxArguments, EnvironmentArguments
+from stoker.seams.clock import Clock
+
+
+class Resumer:
+    """Reads rollouts back."""
+
+    def __init__(
+        self, ledger: Ledger, artifacts: ArtifactStore, clock: Clock, environment_class: str
+    ) -> None:
+        self._ledger = ledger
+        self._artifacts = artifacts
+        self._clock = clock
+        self._environment_class = environment_class
+
+    async def standing(self, run_id: RunId, rollout_id: RolloutId) -> Standing:
+        """Return where a rollout stands by its journal."""
+        reply = await self._ledger.journal(JournalRequest(run_id=run_id, rollout_id=rollout_id))
+        return rebuild((decode_event(stored) for stored in reply.events), self._artifacts.get)
+
+    async def revive(self, standing: Standing) -> ActiveRollout:
+        """Return the rollout as the coordinator before held it, less what was on its way."""
+        rollout = ActiveRollout(admitted=standing.admitted, seq=standing.seq)
+        rollout.tainted = dict(standing.tainted)
+        rollout.resumed = 1
+        rollout.actions = standing.actions
+        rollout.attempts = sum(delivered.attempt for delivered in standing.delivered)
+        rollout.reissued = set(standing.reissued)
+        for path, arguments in generations(standing, self._artifacts.get):
+            rollout.history.issue(path, arguments)
+        for path, generation in returned(standing, self._artifacts.get):
+            rollout.history.returned(path, generation)
+            rollout.tokens += generation.token_count
+        now = self._clock.monotonic()
+        for issued in standing.outstanding.values():
+            rollout.calls[issued.path] = self._call(issued, now)
+        self._environments(rollout, standing)
+        await self._routes(rollout)
+        return rollout
+
+    def waited(self, standing: Standing, call: Call) -> float:
+        """Return for how long ``call`` had been waiting, by wall time."""
+        return max(0.0, self._clock.now().wall - standing.issued_at.get(call.path, 0.0))
+
+    def _call(self, issued: Issued, now: float) -> Call:
+        return Call(
+            path=issued.path,
+            verb=issued.verb,
+            arguments=self._artifacts.get(issued.arguments),
+            issued_at=now,
+            action_id=issued.action_id,
+        )
+
+    def _environments(self, rollout: ActiveRollout, standing: Standing) -> None:
+        for issued in standing.issued.values():
+            if issued.verb is not Verb.ENVIRONMENT:
+                continue
+            opening = rollout.calls.get(issued.path) or self._call(issued, 0.0)
+            arguments = msgspec.msgpack.decode(opening.arguments, type=EnvironmentArguments)
+            rollout.environments[issued.path] = Environment(
+                opening=opening,
+                environment_id=environment_id(rollout.rollout_id, issued.path),
+                worker_class=arguments.worker_class or self._environment_class,
+            )
+        for delivered in standing.delivered:
+            issued = standing.issued[delivered.path]
+            if issued.verb is Verb.ENVIRONMENT and delivered.fault is None:
+                rollout.environments[issued.path].holder = delivered.worker_id
+            elif issued.verb in {Verb.RUN, Verb.WRITE} and delivered.changed:
+                self._log(rollout, issued)
+        for path, restored in standing.restored.items():
+            environment = rollout.environments[path]
+            environment.generation = restored.generation
+            environment.holder = restored.worker_id
+
+    def _log(self, rollout: ActiveRollout, issued: Issued) -> None:
+        call = self._call(issued, 0.0)
+        arguments = msgspec.msgpack.decode(call.arguments, type=BoxArguments)
+        environment = rollout.environments[arguments.environment]
+        environment.log.append(call)
+        environment.replayable &= arguments.replayable
+
+    async def _routes(self, rollout: ActiveRollout) -> None:
+        """Find the action that stands for each call now: the latest retry or generation."""
+        if not any(call.action_id for call in rollout.calls.values()):
+            return
+        reply = await self._ledger.actions(ActionsRequest(rollout_id=rollout.rollout_id))
+        for call in rollout.calls.values():
+            if call.action_id is None:
+                continue
+            views = sorted(_standing_for(call.path, reply.actions), key=_life)
+            if not views:
+                continue
+            *spent, latest = views
+            call.action_id = latest.action.action_id
+            call.worker_class = latest.action.worker_class
+            call.spent = [view.action.action_id for view in spent]
+            call.retries = _life(latest)[1]
+            for view in views:
+                rollout.routes[ActionId(view.action.action_id)] = call.path
+
+
+def _standing_for(path: CallPath, views: Iterable[ActionView]) -> list[ActionView]:
+    return [v for v in views if v.action.path == path or v.action.path.startswith(path + "~")]
+
+
+def _life(view: ActionView) -> tuple[int, int]:
+    """Return (generation, retry) of an action from the suffixes of its path."""
+    generation = retry = 0
+    for part in view.action.path.split("~")[1:]:
+        if part.startswith("g"):
+            generation = int(part[1:])
+        elif part.startswith("r"):
+            retry = int(part[1:])
+    return generation, retry

@@ -1,0 +1,107 @@
+"""What the coordinator keeps of one active rollout, and nothing it could read back.
+
+Everything here can be rebuilt from the journal (``rebuild``), except what is on its way: results
+that wait for the host, running model calls, armed timers.
+"""
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+
+from stoker.coordinator.calls import Call
+from stoker.coordinator.environments import Environment
+from stoker.coordinator.history import HistoryStore
+from stoker.model.completion import Completion
+from stoker.model.events import Admitted
+from stoker.model.faults import FaultRecord
+from stoker.model.ids import ActionId, CallPath, RolloutId
+from stoker.model.value import Value
+from stoker.rollout.messages import HostCall
+
+
+@dataclass(slots=True)
+class Result:
+    """One result that waits to be put into its program."""
+
+    path: CallPath
+    value: Value | None = None
+    fault: FaultRecord | None = None
+    completion: Completion | None = None
+    spent: tuple[ActionId, ...] = ()
+    """Actions this result acknowledges, retries included."""
+    latency_seconds: float = 0.0
+    at: float = 0.0
+    """Wall time at which it was delivered; the program's ``now``."""
+    truncates: str = ""
+    """Set: the rollout ends truncated for this reason instead of seeing the result."""
+
+
+@dataclass(slots=True, eq=False)
+class ActiveRollout:
+    """One rollout that is not finished."""
+
+    admitted: Admitted
+    seq: int
+    """Journal entries, queued appends included."""
+    history: HistoryStore = field(default_factory=HistoryStore)
+    calls: dict[CallPath, Call] = field(default_factory=dict)
+    """Awaited calls by path."""
+    routes: dict[ActionId, CallPath] = field(default_factory=dict)
+    """Which call an action stands for."""
+    unrouted: dict[ActionId, Completion] = field(default_factory=dict)
+    """Completions that came before this coordinator knew their action (after a resume)."""
+    waiting: deque[Result] = field(default_factory=deque)
+    current: Result | None = None
+    """In the program now; journalled with the turn it causes."""
+    in_turn: bool = False
+    """The host owes a turn."""
+    replaying: bool = False
+    """The turn it owes is the end of a replay."""
+    host: int | None = None
+    """Number of its host, while it has one."""
+    strikes: int = 0
+    """How often it held or ended its host."""
+    quarantined: bool = False
+    stuck_where: str = ""
+    environments: dict[CallPath, Environment] = field(default_factory=dict)
+    tainted: dict[str, FaultRecord] = field(default_factory=dict)
+    """Infrastructure faults it has not recovered from, by code."""
+    actions: int = 0
+    attempts: int = 0
+    tokens: int = 0
+    retries: int = 0
+    resumed: int = 0
+    """How often it was replayed after a crash."""
+    queue_seconds: float = 0.0
+    run_seconds: float = 0.0
+    policy_versions: set[int] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+    order: int = 0
+    """Place in the order of admission; older rollouts go first on the lane."""
+    began: float = 0.0
+    """Monotonic seconds of this coordinator."""
+    timeout: asyncio.TimerHandle | None = None
+    finished: bool = False
+    reissued: set[CallPath] = field(default_factory=set)
+
+    @property
+    def rollout_id(self) -> RolloutId:
+        """Its id."""
+        return self.admitted.rollout_id
+
+    def count(self, completion: Completion) -> None:
+        """Count what a delivered completion cost."""
+        self.attempts += completion.attempt
+        self.queue_seconds += completion.timings.queue_seconds
+        self.run_seconds += completion.timings.run_seconds
+
+    def call(self, host_call: HostCall, now: float) -> Call:
+        """Remember that the program awaits ``host_call``."""
+        call = Call(
+            path=host_call.path,
+            verb=host_call.verb,
+            arguments=host_call.arguments,
+            issued_at=now,
+        )
+        self.calls[call.path] = call
+        return call

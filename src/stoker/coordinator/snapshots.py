@@ -1,0 +1,144 @@
+"""Snapshots of a run: for the live view four times a second, for ``status.json`` once a second.
+
+Also where the coordinator's Prometheus metrics are brought up to date, from the same counters.
+"""
+
+import msgspec
+
+from stoker.broker.base import StatsReply
+from stoker.coordinator.coordinator import Coordinator
+from stoker.coordinator.lane_figures import LaneFigures
+from stoker.coordinator.record import RunDirectory, write_atomically
+from stoker.coordinator.view import ClassView, LaneView, RunSnapshot
+from stoker.coordinator.workers import LocalWorkers, WorkerSeen
+from stoker.observe import catalogue
+from stoker.observe.metrics import Metrics
+
+_RECENT = 6
+
+
+class Snapshots:
+    """Takes snapshots of one coordinator."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        run: RunDirectory,
+        workers: LocalWorkers,
+        metrics: Metrics,
+        *,
+        accept_shared_kernel: bool,
+    ) -> None:
+        self._coordinator = coordinator
+        self._parts = coordinator.parts
+        self._run = run
+        self._workers = workers
+        self._metrics = metrics
+        self._shared = accept_shared_kernel
+        self._began = coordinator.parts.clock.monotonic()
+        self._stats: StatsReply | None = None
+        self._recent: list[str] = []
+
+    async def refresh(self) -> None:
+        """Ask the ledger for its counters."""
+        self._stats = await self._parts.ledger.stats()
+
+    def said(self, line: str) -> None:
+        """Remember a line for people."""
+        self._recent = [*self._recent, line][-_RECENT:]
+
+    def take(self) -> RunSnapshot:
+        """Return the run, now."""
+        figures = self._parts.figures
+        seen = self._workers.seen()
+        lane = self._parts.lane.figures()
+        p50, p99 = figures.latencies.percentile(0.5), figures.latencies.percentile(0.99)
+        return RunSnapshot(
+            run_id=self._parts.plan.run_id,
+            run_directory=str(self._run.path),
+            state=self._coordinator.state,
+            seconds=self._parts.clock.monotonic() - self._began,
+            tasks_total=len(self._parts.plan.tasks),
+            rollouts_total=self._parts.plan.total,
+            rollouts_active=len(self._coordinator.flow.active),
+            admission_target=self._parts.admission.target(),
+            outcomes=dict(figures.outcomes),
+            reward_mean=figures.reward_mean,
+            lane=_lane_view(lane),
+            classes=self._classes(seen),
+            latency_ms_p50=None if p50 is None else p50 * 1000,
+            latency_ms_p99=None if p99 is None else p99 * 1000,
+            actions=figures.actions_finished,
+            retries=figures.retries_total,
+            faults=dict(figures.faults),
+            boxes_alive=sum(worker.boxes_alive for worker in seen),
+            boxes_leaked=sum(worker.boxes_leaked for worker in seen),
+            isolation=_isolation(seen),
+            accept_shared_kernel=self._shared,
+            recent=tuple(self._recent),
+        )
+
+    def write(self, snapshot: RunSnapshot) -> None:
+        """Replace ``status.json``."""
+        write_atomically(self._run.status, msgspec.json.encode(snapshot))
+
+    def export(self, snapshot: RunSnapshot) -> None:
+        """Bring the metrics up to date."""
+        metrics = self._metrics
+        totals = self._parts.lane.totals()
+        metrics.total(catalogue.LANE_SECONDS, totals.seconds)
+        metrics.total(catalogue.LANE_ACTIVE_SECONDS, totals.active_seconds)
+        metrics.total(catalogue.LANE_IDLE_WHILE_READY_SECONDS, totals.idle_while_ready_seconds)
+        metrics.total(catalogue.LANE_TOKENS, totals.tokens)
+        metrics.set(catalogue.LANE_RUNNING, snapshot.lane.running)
+        metrics.set(catalogue.LANE_WINDOW, snapshot.lane.window)
+        metrics.set(catalogue.LANE_THROUGHPUT_SHARE, snapshot.lane.throughput_share or 0.0)
+        metrics.set(catalogue.READY_ROLLOUTS, snapshot.lane.ready)
+        metrics.set(catalogue.BOXES_ALIVE, snapshot.boxes_alive)
+        metrics.set(catalogue.BOXES_LEAKED, snapshot.boxes_leaked)
+
+    def _classes(self, seen: tuple[WorkerSeen, ...]) -> dict[str, ClassView]:
+        stats = self._stats.classes if self._stats else {}
+        names = sorted({*stats, *(name for worker in seen for name in worker.classes)})
+        views = {}
+        for name in names:
+            workers = [w.classes[name] for w in seen if name in w.classes]
+            ledger = stats.get(name)
+            slots = sum(w.slots for w in workers)
+            views[name] = ClassView(
+                queued=ledger.queued if ledger else 0,
+                running=ledger.started if ledger else 0,
+                slots=slots,
+                oldest_queued_seconds=ledger.oldest_queued_seconds if ledger else 0.0,
+                finished=sum(w.finished for w in workers),
+                busy_share=sum(w.busy_share * w.slots for w in workers) / slots if slots else 0.0,
+            )
+        return views
+
+
+def _lane_view(lane: LaneFigures) -> LaneView:
+    return LaneView(
+        model=lane.model,
+        simulated=lane.simulated,
+        replicas=lane.replicas,
+        window=lane.window,
+        running=lane.running,
+        ready=lane.ready,
+        active_share=lane.active_share,
+        throughput_share=lane.throughput_share,
+        occupancy=lane.occupancy,
+        idle_while_ready_share=lane.idle_while_ready_share,
+        calls=lane.calls,
+        tokens=lane.tokens,
+        retries=lane.retries,
+    )
+
+
+def _isolation(seen: tuple[WorkerSeen, ...]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for worker in seen:
+        for name, figures in worker.classes.items():
+            if figures.isolation is not None:
+                kind, rung = figures.isolation.get("isolation"), figures.isolation.get("rung")
+                found[name] = str(kind) if kind == rung else f"{kind} (rung {rung})"
+    return found

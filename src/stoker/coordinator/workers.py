@@ -1,0 +1,180 @@
+"""The local workers of a run: started in sessions of their own, so that they outlive a coordinator.
+
+A worker that serves this run already (after a coordinator died) is left as it is; one that ended is
+started again, later each time it ends early. Why a worker cannot start at all is read from its
+``failed.json`` and ends the run with that reason.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from stoker.coordinator.record import RunDirectory
+from stoker.errors import WorkerLost, from_record
+from stoker.model.faults import FaultRecord
+from stoker.seams.clock import Clock
+from stoker.seams.locks import lock_is_held
+
+_LOOK_SECONDS = 0.25
+_BACKOFF_SECONDS_MAX = 10.0
+_EARLY_ENDS_MAX = 10
+_STOP_SECONDS = 15.0
+
+
+class ClassSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of one class (``worker.figures.ClassFigures``, as far as we read it)."""
+
+    slots: int
+    busy: int
+    finished: int
+    busy_share: float
+    isolation: dict[str, object] | None = None
+
+
+class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker says of itself in ``status.json``."""
+
+    name: str
+    pid: int
+    state: str
+    classes: dict[str, ClassSeen]
+    boxes_alive: int
+    boxes_leaked: int
+
+
+@dataclass(slots=True)
+class _Worker:
+    name: str
+    home: Path
+    process: "subprocess.Popen[bytes] | None" = None
+    early_ends: int = 0
+    started_at: float = 0.0
+    not_before: float = 0.0
+
+
+class LocalWorkers:
+    """Keeps ``count`` workers serving a run."""
+
+    def __init__(self, run: RunDirectory, count: int, clock: Clock) -> None:
+        self._run = run
+        self._clock = clock
+        self._workers = [_Worker(f"w{i}", run.workers / f"w{i}") for i in range(count)]
+
+    async def keep(self) -> None:
+        """Start what is missing and go on looking, until cancelled.
+
+        Raises:
+            StokerError: a worker says it cannot serve this run on this host.
+        """
+        while True:
+            for worker in self._workers:
+                self._look(worker)
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def seen(self) -> tuple[WorkerSeen, ...]:
+        """Return what every worker last said of itself, whoever started it."""
+        found = []
+        for status in sorted(self._run.workers.glob("*/status.json")):
+            with suppress(OSError, msgspec.MsgspecError):
+                found.append(msgspec.json.decode(status.read_bytes(), type=WorkerSeen))
+        return tuple(found)
+
+    def ready(self) -> bool:
+        """Whether some local worker serves the run now."""
+        return any(
+            seen.state == "working" and lock_is_held(self._run.workers / seen.name / "lock")
+            for seen in self.seen()
+        )
+
+    async def stop(self) -> None:
+        """Ask every local worker to drain and wait for it; kill what does not end in time."""
+        waiting = {w.name: pid for w in self._workers if (pid := self._pid(w)) is not None}
+        for pid in waiting.values():
+            _signal(pid, signal.SIGTERM)
+        deadline = self._clock.monotonic() + _STOP_SECONDS
+        while any(self._alive(w) for w in self._workers) and self._clock.monotonic() < deadline:
+            await asyncio.sleep(_LOOK_SECONDS / 10)
+        for worker in self._workers:
+            if self._alive(worker) and worker.name in waiting:
+                _signal(waiting[worker.name], signal.SIGKILL)
+            if worker.process is not None:
+                await asyncio.to_thread(worker.process.wait)
+
+    def _look(self, worker: _Worker) -> None:
+        if self._alive(worker):
+            return
+        self._raise_failure(worker)
+        now = self._clock.monotonic()
+        if worker.process is not None:
+            if now - worker.started_at < _BACKOFF_SECONDS_MAX:
+                worker.early_ends += 1
+            else:
+                worker.early_ends = 0
+            worker.not_before = now + min(
+                _BACKOFF_SECONDS_MAX, 0.1 * 2**worker.early_ends if worker.early_ends > 1 else 0.0
+            )
+            worker.process = None
+        if worker.early_ends > _EARLY_ENDS_MAX:
+            raise WorkerLost(
+                f"worker {worker.name} ended {worker.early_ends} times in a row soon after its "
+                f"start; its log is {self._log(worker)}"
+            )
+        if now >= worker.not_before:
+            self._start(worker, now)
+
+    def _start(self, worker: _Worker, now: float) -> None:
+        worker.started_at = now
+        with self._log(worker).open("ab") as log:
+            worker.process = subprocess.Popen(  # noqa: S603 - our own module
+                [
+                    sys.executable,
+                    "-m",
+                    "stoker.worker.main",
+                    "--run-directory",
+                    str(self._run.path),
+                    "--settings",
+                    str(self._run.settings),
+                    "--name",
+                    worker.name,
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _alive(self, worker: _Worker) -> bool:
+        if worker.process is not None and worker.process.poll() is None:
+            return True
+        return lock_is_held(worker.home / "lock")
+
+    def _pid(self, worker: _Worker) -> int | None:
+        if worker.process is not None and worker.process.poll() is None:
+            return worker.process.pid
+        if not lock_is_held(worker.home / "lock"):
+            return None
+        return next((seen.pid for seen in self.seen() if seen.name == worker.name), None)
+
+    def _raise_failure(self, worker: _Worker) -> None:
+        if worker.process is None:
+            return  # an old failure of an earlier coordinator's worker says nothing about now
+        with suppress(FileNotFoundError):
+            record = msgspec.json.decode(
+                (worker.home / "failed.json").read_bytes(), type=FaultRecord
+            )
+            raise from_record(record)
+
+    def _log(self, worker: _Worker) -> Path:
+        return self._run.logs / f"{worker.name}.out"
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
