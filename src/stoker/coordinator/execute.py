@@ -31,6 +31,7 @@ from stoker.coordinator.plan import Plan
 from stoker.coordinator.record import RunDirectory, RunRecord, find_run
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer
+from stoker.coordinator.sampling import AdmissionFeed
 from stoker.coordinator.snapshots import Snapshots
 from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.workers import LocalWorkers
@@ -43,8 +44,8 @@ from stoker.model.task import Task
 from stoker.model.value import canonical_digest, content_digest
 from stoker.observe.log import Log, open_log
 from stoker.observe.metrics import Metrics, start_endpoint
-from stoker.rollout.hosts import HASH_SEED, HostProcess
-from stoker.rollout.messages import Loaded, LoadProgram
+from stoker.rollout.hosts import HostProcess
+from stoker.rollout.messages import Loaded
 from stoker.seams.clock import Clock, SystemClock
 from stoker.seams.entropy import fresh_id
 
@@ -232,14 +233,12 @@ class _Execution:
 
     def _spawner(self, run: RunDirectory) -> Callable[[int], Awaitable[HostLink]]:
         async def spawn(number: int) -> HostLink:
-            host = await HostProcess.spawn(
-                hash_seed=HASH_SEED,
+            return await HostProcess.start(
+                self._request.program,
+                log=run.logs / f"host-{number}.out",
+                name=self._request.program_name,
                 stuck_seconds=self._settings.program.stuck,
-                log_path=run.logs / f"host-{number}.out",
             )
-            path, name = self._request.program.resolve(), self._request.program_name
-            host.send(LoadProgram(path=str(path), name=name))
-            return host
 
         return spawn
 
@@ -308,6 +307,7 @@ class _Execution:
         shared = self._settings.sandbox.accept_shared_kernel
         snapshots = Snapshots(coordinator, run, workers, metrics, accept_shared_kernel=shared)
         keeping.add_done_callback(lambda done: _worker_trouble(coordinator, done))
+        log.event("run_started", run=run.path.name, rollouts=coordinator.parts.plan.total)
         telling = asyncio.create_task(self._tell(snapshots, coordinator, log))
         try:
             await coordinator.run()
@@ -318,13 +318,26 @@ class _Execution:
             await workers.stop()
             snapshot = self._said(snapshots, coordinator, log)
             snapshots.write(snapshot)
+            log.event("run_ended", run=run.path.name, left=coordinator.left)
         return RunReport(snapshot=snapshot, resumable=coordinator.left > 0)
 
     async def _tell(self, snapshots: Snapshots, coordinator: Coordinator, log: Log) -> None:
+        parts = coordinator.parts
+        results_max = self._settings.ledger.results_max
+        feed = AdmissionFeed(parts.admission, parts.lane, parts.figures, results_max)
         count = 0
         while True:
             if count % _STATUS_EVERY == 0:
-                await snapshots.refresh()
+                stats = await snapshots.refresh()
+                active, boxes = len(coordinator.flow.active), coordinator.boxes_reserved
+                change = feed.sample(active=active, boxes_reserved=boxes, stats=stats)
+                if change is not None:
+                    log.event(
+                        "admission_changed",
+                        before=change.before,
+                        after=change.after,
+                        why=change.reason,
+                    )
             snapshot = self._said(snapshots, coordinator, log)
             if count % _STATUS_EVERY == 0:
                 snapshots.write(snapshot)

@@ -53,6 +53,8 @@ class RunFigures:
         self.rollouts_admitted = 0
         self.actions_finished = 0
         self.late_results = 0
+        self.thinks = 0
+        self.think_seconds = 0.0
         self.reward_sum = 0.0
         self.rewards = 0
 
@@ -76,6 +78,11 @@ class RunFigures:
     def latency(self, seconds: float) -> None:
         """Count action selected → observation received."""
         self.latencies.add(seconds)
+
+    def thought(self, seconds: float) -> None:
+        """Count a model's answer → the same rollout's next model call."""
+        self.thinks += 1
+        self.think_seconds += seconds
 
     def completed(self, call: Call, completion: Completion) -> None:
         """Count a finished action."""

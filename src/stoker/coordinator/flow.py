@@ -198,6 +198,8 @@ class Flow:
 
     def _delivered(self, rollout: ActiveRollout, result: Result) -> list[JournalEvent]:
         call = rollout.calls.pop(result.path)
+        if call.verb is Verb.GENERATE:
+            rollout.answered_at = self.parts.clock.monotonic()
         completion = result.completion
         changed = self._remember(rollout, call, result)
         events: list[JournalEvent] = [
@@ -317,8 +319,12 @@ class Flow:
 
     def _launch(self, rollout: ActiveRollout, calls: list[Call]) -> None:
         for call in calls:
-            if call.path in rollout.calls:  # a call may be withdrawn in the turn that issued it
-                self.dispatcher.start(rollout, call)
+            if call.path not in rollout.calls:
+                continue  # a call may be withdrawn in the turn that issued it
+            if call.verb is Verb.GENERATE and rollout.answered_at is not None:
+                self.parts.figures.thought(self.parts.clock.monotonic() - rollout.answered_at)
+                rollout.answered_at = None
+            self.dispatcher.start(rollout, call)
 
     def relaunch(self, rollout: ActiveRollout, calls: list[tuple[Call, float]]) -> None:
         """Start again, after a resume, what had no durable hand-off: model calls and timers."""

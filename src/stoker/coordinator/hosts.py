@@ -37,7 +37,10 @@ STRIKES_MAX = 4
 class HostLink(Protocol):
     """A running host process with its program being loaded."""
 
-    pid: int
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        ...
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message."""

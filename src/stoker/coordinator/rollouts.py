@@ -76,6 +76,8 @@ class ActiveRollout:
     run_seconds: float = 0.0
     policy_versions: set[int] = field(default_factory=set)
     faults: list[str] = field(default_factory=list)
+    answered_at: float | None = None
+    """Monotonic seconds of its latest answer, while no model call followed."""
     order: int = 0
     """Place in the order of admission; older rollouts go first on the lane."""
     began: float = 0.0

@@ -39,9 +39,10 @@ class Snapshots:
         self._stats: StatsReply | None = None
         self._recent: list[str] = []
 
-    async def refresh(self) -> None:
+    async def refresh(self) -> StatsReply:
         """Ask the ledger for its counters."""
         self._stats = await self._parts.ledger.stats()
+        return self._stats
 
     def said(self, line: str) -> None:
         """Remember a line for people."""

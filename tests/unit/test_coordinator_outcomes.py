@@ -1,0 +1,104 @@
+"""The table that keeps infrastructure faults from becoming rewards (promise 4, C11)."""
+
+import math
+
+import msgspec
+import pytest
+
+from stoker.coordinator.outcomes import outcome_of
+from stoker.coordinator.results import seen, taints
+from stoker.errors import EffectAmbiguous, EnvironmentLost, ProgramRaised, ToolRefused
+from stoker.model.completion import Completion, CompletionStatus
+from stoker.model.events import Verb
+from stoker.model.faults import FaultSide
+from stoker.model.ids import ActionId, Fence
+from stoker.model.outcome import Outcome, OutcomeKind
+from stoker.model.tools import RunResult
+from stoker.model.value import inline_value
+from stoker.rollout.messages import ProgramOutcome
+
+LOST = EnvironmentLost("box gone").record()
+AMBIGUOUS = EffectAmbiguous("mail may have been sent").record()
+RAISED = ProgramRaised("boom").record()
+
+
+def test_a_score_without_faults_is_completed() -> None:
+    outcome = outcome_of(ProgramOutcome(reward=0.5, metrics={"steps": 2.0}), {})
+    assert (outcome.kind, outcome.reward) == (OutcomeKind.COMPLETED, 0.5)
+    assert outcome.metrics == {"steps": 2.0}
+
+
+@pytest.mark.parametrize("reward", [0.0, 1.0])
+def test_c11_a_program_that_swallows_a_fault_gets_no_reward(reward: float) -> None:
+    outcome = outcome_of(ProgramOutcome(reward=reward), {LOST.code: LOST})
+    assert outcome.kind is OutcomeKind.FAILED
+    assert outcome.reward is None
+    assert outcome.fault == LOST
+
+
+def test_an_ambiguous_effect_stays_ambiguous_whatever_the_program_did() -> None:
+    tainted = {LOST.code: LOST, AMBIGUOUS.code: AMBIGUOUS}
+    for program in (ProgramOutcome(reward=1.0), ProgramOutcome(fault=RAISED)):
+        assert outcome_of(program, tainted).kind is OutcomeKind.AMBIGUOUS
+
+
+def test_a_program_that_raised_failed_by_its_own_fault() -> None:
+    outcome = outcome_of(ProgramOutcome(fault=RAISED), {})
+    assert outcome.kind is OutcomeKind.FAILED
+    assert outcome.fault is not None
+    assert outcome.fault.side is FaultSide.ENVIRONMENT
+
+
+def test_truncation_by_the_program_carries_its_reason() -> None:
+    outcome = outcome_of(ProgramOutcome(truncated="too long"), {})
+    assert (outcome.kind, outcome.reason) == (OutcomeKind.TRUNCATED, "too long")
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, None])
+def test_c6_a_reward_that_is_no_number_fails(reward: float | None) -> None:
+    outcome = outcome_of(ProgramOutcome(reward=reward), {})
+    assert outcome.kind is OutcomeKind.FAILED
+    assert outcome.fault is not None
+    assert outcome.fault.code == "reward_invalid"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in OutcomeKind if kind != "completed"])
+def test_no_other_outcome_can_be_built_with_a_reward(kind: OutcomeKind) -> None:
+    with pytest.raises(ValueError, match="carries no reward"):
+        Outcome(kind=kind, reward=0.0)
+
+
+def completion(status: CompletionStatus, **more: object) -> Completion:
+    values: dict[str, object] = {"action_id": ActionId("act_1"), "fence": Fence(1)} | more
+    return Completion(status=status, **values)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "status", [CompletionStatus.OK, CompletionStatus.LIMIT, CompletionStatus.TIMED_OUT]
+)
+def test_what_the_policy_did_is_data(status: CompletionStatus) -> None:
+    value = inline_value(b"\xc0")
+    what = seen(Verb.RUN, completion(status, observation=value, attempt=1))
+    assert (what.value, what.fault) == (value, None)
+
+
+def test_a_run_that_timed_out_without_an_observation_is_still_data() -> None:
+    what = seen(Verb.RUN, completion(CompletionStatus.TIMED_OUT, attempt=1))
+    assert what.fault is None
+    assert what.value is not None
+    assert what.value.inline is not None
+
+    assert msgspec.msgpack.decode(what.value.inline, type=RunResult).timed_out
+
+
+def test_an_action_that_never_started_is_the_infrastructures_fault() -> None:
+    what = seen(Verb.RUN, completion(CompletionStatus.TIMED_OUT, attempt=0))
+    assert taints(what.fault)
+
+
+@pytest.mark.parametrize(
+    ("fault", "bars"),
+    [(LOST, True), (AMBIGUOUS, True), (ToolRefused("no").record(), False), (None, False)],
+)
+def test_only_our_own_faults_taint(fault: object, bars: bool) -> None:  # noqa: FBT001 - a table
+    assert taints(fault) is bars  # type: ignore[arg-type]
