@@ -1,3 +1,83 @@
-"""Stoker: the rollout execution plane. Users import what they need from here."""
+"""Stoker: the rollout execution plane. Users import what they need from here.
+
+Names are loaded on first use, so that a worker or a ledger does not pay for rooms it never enters.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stoker.errors import Cancelled, Infrastructure, StokerError
+    from stoker.model.action import Effect
+    from stoker.model.generation import Message, ToolCall, ToolSpec
+    from stoker.model.task import Task
+    from stoker.model.tools import CallResult, RunResult, Tests, Verdict
+    from stoker.rollout.chat import Chat, ModelTurn
+    from stoker.rollout.context import Context
+    from stoker.rollout.environment import Environment
+    from stoker.rollout.plain import retry
+    from stoker.rollout.program import Rollout, Tool, rollout, tool
+    from stoker.rollout.score import Score, truncate
 
 __version__ = "0.1.0"
+
+_WHERE = {
+    "CallResult": "stoker.model.tools",
+    "Cancelled": "stoker.errors",
+    "Chat": "stoker.rollout.chat",
+    "Context": "stoker.rollout.context",
+    "Effect": "stoker.model.action",
+    "Environment": "stoker.rollout.environment",
+    "Infrastructure": "stoker.errors",
+    "Message": "stoker.model.generation",
+    "ModelTurn": "stoker.rollout.chat",
+    "Rollout": "stoker.rollout.program",
+    "RunResult": "stoker.model.tools",
+    "Score": "stoker.rollout.score",
+    "StokerError": "stoker.errors",
+    "Task": "stoker.model.task",
+    "Tests": "stoker.model.tools",
+    "Tool": "stoker.rollout.program",
+    "ToolCall": "stoker.model.generation",
+    "ToolSpec": "stoker.model.generation",
+    "Verdict": "stoker.model.tools",
+    "retry": "stoker.rollout.plain",
+    "tool": "stoker.rollout.program",
+    "truncate": "stoker.rollout.score",
+}
+
+__all__ = [
+    "CallResult",
+    "Cancelled",
+    "Chat",
+    "Context",
+    "Effect",
+    "Environment",
+    "Infrastructure",
+    "Message",
+    "ModelTurn",
+    "Rollout",
+    "RunResult",
+    "Score",
+    "StokerError",
+    "Task",
+    "Tests",
+    "Tool",
+    "ToolCall",
+    "ToolSpec",
+    "Verdict",
+    "retry",
+    "rollout",
+    "tool",
+    "truncate",
+]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - the module's own protocol
+    if name == "rollout":
+        return importlib.import_module("stoker.rollout")  # callable: see its docstring
+    if name not in _WHERE:
+        raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+    found = getattr(importlib.import_module(_WHERE[name]), name)
+    globals()[name] = found
+    return found

@@ -147,6 +147,13 @@ class VerbMisused(StokerError):
     side = FaultSide.ENVIRONMENT
 
 
+class LocalRaised(StokerError):
+    """A function run by ctx.local raised, or returned what cannot be journalled."""
+
+    code = "local_raised"
+    side = FaultSide.ENVIRONMENT
+
+
 class RewardInvalid(StokerError):
     """The program returned something that is not a finite score."""
 

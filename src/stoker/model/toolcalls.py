@@ -78,15 +78,15 @@ def _fits(value: object, kinds: object) -> bool:
     names = kinds if isinstance(kinds, list | tuple) else (kinds,)
     if not all(isinstance(name, str) and name in _JSON_TYPES for name in names):
         return True  # a schema we do not judge: the tool itself will
-    for name in names:
-        if isinstance(value, bool):
-            if name == "boolean":
-                return True
-        elif isinstance(value, _JSON_TYPES[name]):
-            return True
-        elif name == "integer" and isinstance(value, float) and value.is_integer():
-            return True
-    return False
+    return any(_is(value, name) for name in names)
+
+
+def _is(value: object, name: str) -> bool:
+    if isinstance(value, bool):  # which Python counts among the integers
+        return name == "boolean"
+    if name == "integer" and isinstance(value, float):
+        return value.is_integer()
+    return isinstance(value, _JSON_TYPES[name])
 
 
 def _type_name(kinds: object) -> str:

@@ -1,0 +1,186 @@
+"""Environments: a box that keeps its files between actions.
+
+Its actions form one serial queue at the worker that holds it. The coordinator releases it when the
+rollout ends; a program never needs to.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import msgspec
+
+from stoker.model.events import Verb
+from stoker.model.ids import CallPath
+from stoker.model.tools import (
+    ExportRequest,
+    ExportResult,
+    OpenResult,
+    ReadRequest,
+    ReadResult,
+    RunRequest,
+    RunResult,
+    ScoreRequest,
+    Tests,
+    Verdict,
+    WriteRequest,
+)
+from stoker.model.value import canonical_bytes
+from stoker.rollout.arguments import BoxArguments
+from stoker.rollout.operation import Operation, VerbOperation
+from stoker.rollout.plain import duration
+
+if TYPE_CHECKING:
+    from stoker.rollout.trampoline import Trampoline
+
+T = TypeVar("T")
+_FILE_BYTES_MAX = 16 * 1024 * 1024
+_EXPORT_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Environment:
+    """One open environment."""
+
+    __slots__ = ("_trampoline", "opened", "path")
+
+    def __init__(self, trampoline: "Trampoline", path: CallPath, opened: OpenResult) -> None:
+        self._trampoline = trampoline
+        self.path = path
+        """Path of the call that opened it."""
+        self.opened = opened
+        """Which isolation and baseline it got."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout: float | str | None = None,
+        stdin: bytes | str = b"",
+        environment: Mapping[str, str] | None = None,
+        directory: str = ".",
+        replayable: bool = True,
+    ) -> Operation[RunResult]:
+        """Run a program in the box; nonzero, killed, over a limit and timed out are data.
+
+        ``replayable=False`` says it must not be run again to rebuild a lost environment.
+        """
+        self._trampoline.scope()
+        try:
+            request = RunRequest(
+                argv=argv_of(argv),
+                stdin=stdin.encode() if isinstance(stdin, str) else bytes(stdin),
+                environment=dict(environment or {}),
+                directory=directory,
+            )
+        except (TypeError, ValueError) as error:
+            raise self._trampoline.misused(f"run: {error}; nothing was run") from error
+        return self._action(Verb.RUN, request, RunResult, timeout, replayable=replayable)
+
+    def write_files(self, files: Mapping[str, bytes | str]) -> Operation[None]:
+        """Put files in the workspace; text is written as UTF-8.
+
+        Raises (awaited):
+            ToolRefused: a path leaves the workspace or meets a link, or the disk limit is reached.
+        """
+        self._trampoline.scope()
+        return self._action(
+            Verb.WRITE, WriteRequest(files=files_of(self._trampoline, files)), None, None
+        )
+
+    def read_file(self, path: str, *, bytes_max: int = _FILE_BYTES_MAX) -> Operation[ReadResult]:
+        """Read one regular file of the workspace; a refusal is data."""
+        self._trampoline.scope()
+        return self._action(
+            Verb.READ, ReadRequest(path=path, bytes_max=bytes_max), ReadResult, None
+        )
+
+    def export(self, *paths: str, bytes_max: int = _EXPORT_BYTES_MAX) -> Operation[ExportResult]:
+        """Copy regular files out of the workspace: all of it when no path is named."""
+        self._trampoline.scope()
+        return self._action(
+            Verb.EXPORT,
+            ExportRequest(paths=paths or (".",), bytes_max=bytes_max),
+            ExportResult,
+            None,
+        )
+
+    def score(
+        self, tests: Tests, *, in_branch: bool = True, timeout: float | str | None = None
+    ) -> Operation[Verdict]:
+        """Grade the environment's files against ``tests``."""
+        self._trampoline.scope()
+        if not isinstance(tests, Tests):
+            raise self._trampoline.misused(f"score takes stoker.Tests, not {tests!r:.100}")
+        return self._action(
+            Verb.SCORE, ScoreRequest(tests=tests, in_branch=in_branch), Verdict, timeout
+        )
+
+    def checkpoint(self) -> NoReturn:
+        """Refuse: checkpoints come with environment branches."""
+        raise self._trampoline.misused(_LATER.format("box.checkpoint"))
+
+    def branch(self, count: int) -> NoReturn:
+        """Refuse: branches of environments come later."""
+        raise self._trampoline.misused(_LATER.format(f"box.branch({count})"))
+
+    def __repr__(self) -> str:
+        return f"Environment({self.path}, {self.opened.isolation})"
+
+    def _action(
+        self,
+        verb: Verb,
+        request: msgspec.Struct,
+        result: type[T] | None,
+        timeout: float | str | None,
+        *,
+        replayable: bool = True,
+    ) -> Operation[Any]:
+        try:
+            timeout_seconds = None if timeout is None else duration(timeout, "timeout")
+        except ValueError as error:
+            raise self._trampoline.misused(f"{verb}: {error}; nothing was run") from error
+        arguments = BoxArguments(
+            environment=self.path,
+            request=canonical_bytes(request),
+            timeout_seconds=timeout_seconds,
+            replayable=replayable,
+        )
+        kind: Any = result
+        return VerbOperation[Any](
+            self._trampoline,
+            verb,
+            lambda: canonical_bytes(arguments),
+            lambda _path, value: msgspec.msgpack.decode(value, type=kind),
+        )
+
+
+_LATER = (
+    "{} is not there yet: it comes with environment branches; nothing was done; "
+    "open a second environment with the same files instead"
+)
+
+
+def argv_of(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return ``argv`` as a tuple of text.
+
+    Raises:
+        ValueError: a bare string, empty, or a part that is no text.
+    """
+    if isinstance(argv, str | bytes):
+        raise ValueError(f'{argv!r:.60} is one string; give a list, or ["sh", "-c", …]')  # noqa: TRY004 - one kind of refusal
+    parts = tuple(argv)
+    if not parts or not all(isinstance(part, str) for part in parts):
+        raise ValueError(f"{parts!r:.100} is no list of strings with at least one")
+    return parts
+
+
+def files_of(trampoline: "Trampoline", files: Mapping[str, bytes | str]) -> dict[str, bytes]:
+    """Return ``files`` with text as UTF-8."""
+    made: dict[str, bytes] = {}
+    for path, content in files.items():
+        if not isinstance(path, str) or not isinstance(content, str | bytes | bytearray):
+            raise trampoline.misused(
+                f"files maps paths to text or bytes; {path!r:.100} maps to a "
+                f"{type(content).__name__}; nothing was written"
+            )
+        made[path] = content.encode() if isinstance(content, str) else bytes(content)
+    return made

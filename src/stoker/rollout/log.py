@@ -1,0 +1,43 @@
+r"""What programs print: into the host's log file, bounded, and harmless to terminals.
+
+Control characters are written as ``\x1b``: a log is read in terminals sooner or later.
+"""
+
+import io
+import re
+
+LOG_BYTES_MAX = 16 * 1024 * 1024
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def harmless(text: str) -> str:
+    """Return ``text`` with every control character but tab and newline spelled out."""
+    return _CONTROLS.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
+
+
+class LogStream(io.TextIOBase):
+    """A text stream that writes harmless text to a descriptor, up to a bound."""
+
+    def __init__(self, raw: io.RawIOBase | io.FileIO, bytes_max: int = LOG_BYTES_MAX) -> None:
+        super().__init__()
+        self._raw = raw
+        self._left = bytes_max
+
+    def writable(self) -> bool:
+        """Return ``True``."""
+        return True
+
+    def write(self, text: str, /) -> int:
+        """Write ``text``; beyond the bound nothing, after one line that says so."""
+        if self._left > 0:
+            encoded = harmless(text).encode(errors="backslashreplace")
+            kept = encoded[: self._left]
+            self._left -= len(encoded)
+            self._raw.write(kept)
+            if self._left <= 0:
+                self._raw.write(b"\n[log full: what this host prints from here on is dropped]\n")
+        return len(text)
+
+    def fileno(self) -> int:
+        """Return the descriptor underneath."""
+        return self._raw.fileno()
