@@ -1,0 +1,39 @@
+"""``stoker bench NAME``: measure this machine against the promised figures."""
+
+from typing import Annotated
+
+import typer
+
+from stoker.cli.options import JsonOption
+from stoker.cli.output import answers, remarks, table, write_json
+from stoker.cli.text import cell
+
+app = typer.Typer(help="Benches: measured figures beside their goals.", no_args_is_help=True)
+
+
+@app.callback()
+def benches() -> None:
+    """Benches: measured figures beside their goals."""
+
+
+@app.command("step")
+def step(
+    runs: Annotated[int, typer.Option("--repeat", min=1, help="How often to measure.")] = 3,
+    as_json: JsonOption = False,
+) -> None:
+    """What one step costs beyond its syncs: model returned to observation delivered."""
+    from stoker.cli.bench_step import measure
+
+    document = measure(runs=runs, say=remarks().print)
+    if as_json:
+        write_json(document)
+        return
+    made = table("figure", ">value", "unit", ">goal", ">low", ">high", ">runs")
+    for name, figure in document["figures"].items():
+        values = [figure.get(key) for key in ("value", "unit", "target", "low", "high", "runs")]
+        value, unit, *rest = ["-" if v is None else f"{v:.4g}" if isinstance(v, float) else str(v)
+                              for v in values]  # fmt: skip
+        made.add_row(cell(name), value, cell(unit), *rest)
+    console = answers()
+    console.print(made)
+    console.print(cell(", ".join(f"{k} {v}" for k, v in document["machine"].items()), "dim"))

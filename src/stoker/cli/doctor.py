@@ -1,0 +1,83 @@
+"""``stoker doctor``: what this host can enforce, found by trying, and what would fix the rest."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from stoker.cli.options import JsonOption
+from stoker.cli.output import answers, remarks, table, write_json
+from stoker.cli.text import cell
+from stoker.sandbox.base import BoxOffer
+
+if TYPE_CHECKING:
+    from stoker.sandbox.trials import DoctorReport
+
+EXIT_NOTHING_AVAILABLE = 1
+_STYLES = {"enforced": "green", "best effort": "yellow", "absent": "red"}
+
+
+def doctor(
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Print what would fix what is missing; changes nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> int:
+    """Try every kind of isolation on this host: enforced, best effort or absent."""
+    from tempfile import TemporaryDirectory
+
+    from stoker.sandbox.trials import try_host
+
+    remarks().print("trying what this host can enforce; a few seconds …")
+    with TemporaryDirectory(prefix="stoker-doctor-") as state:
+        report = asyncio.run(try_host(Path(state)))
+    if as_json:
+        write_json(report)
+    else:
+        _show(report, fix=fix)
+    return 0 if any(offer.available for offer in report.offers) else EXIT_NOTHING_AVAILABLE
+
+
+def _show(report: "DoctorReport", *, fix: bool) -> None:
+    console = answers()
+    for offer in report.offers:
+        console.print(_heading(offer))
+        if offer.strengths:
+            console.print(_strengths(offer), "")
+    remedies = _remedies(report.offers)
+    if fix:
+        console.print(Text("what would fix the rest", "bold") if remedies else "nothing to fix")
+        for remedy in remedies:
+            console.print(cell(f"  {remedy}"))
+    elif remedies:
+        console.print(cell("see what would fix the rest with: stoker doctor --fix", "dim"))
+
+
+def _heading(offer: BoxOffer) -> Text:
+    name = f"{offer.isolation} (rung {offer.rung})"
+    if not offer.available:
+        return Text.assemble((name, "bold red"), cell(f"  not available: {offer.missing}"))
+    kernel = "shares the host's kernel" if offer.shared_kernel else "has its own kernel"
+    return Text.assemble((name, "bold green"), f"  available, {kernel}")
+
+
+def _strengths(offer: BoxOffer) -> Table:
+    made = table("limit", "level", "how")
+    for strength in offer.strengths:
+        style = _STYLES.get(strength.level, "")
+        made.add_row(cell(strength.limit), cell(strength.level, style), cell(strength.how))
+    return made
+
+
+def _remedies(offers: tuple[BoxOffer, ...]) -> list[str]:
+    found: dict[str, None] = {}
+    for offer in offers:
+        if offer.remedy and not offer.available:
+            found[f"{offer.isolation}: {offer.remedy}"] = None
+        for strength in offer.strengths:
+            if strength.remedy and strength.level != "enforced":
+                found[f"{strength.limit}: {strength.remedy}"] = None
+    return list(found)

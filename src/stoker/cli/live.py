@@ -1,0 +1,231 @@
+"""The live view of a run: rich on a terminal, one progress line every few seconds elsewhere.
+
+Rendering has a thread of its own and looks at the latest snapshot only, so that a slow or stopped
+terminal never holds the coordinator. Everything that came from an agent is cleaned first.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from stoker.cli.output import duration, percent, table
+from stoker.cli.text import clean, shorten
+from stoker.coordinator.request import Observer
+from stoker.coordinator.view import LaneView, RunSnapshot
+from stoker.model.outcome import OutcomeKind
+
+REFRESH_SECONDS = 0.25
+PROGRESS_SECONDS = 5.0
+_JOIN_SECONDS = 2.0
+_RECENT_MAX = 5
+_BAR_MAX = 48
+_FINE_BELOW = 0.1
+_STYLES = {
+    OutcomeKind.COMPLETED: "green",
+    OutcomeKind.TRUNCATED: "yellow",
+    OutcomeKind.FAILED: "red",
+    OutcomeKind.CANCELLED: "bright_black",
+    OutcomeKind.AMBIGUOUS: "magenta",
+}
+
+
+class _View:
+    """The latest snapshot, and the thread's two ways of showing it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._latest: RunSnapshot | None = None
+        self._ended = threading.Event()
+
+    def take(self, snapshot: RunSnapshot) -> None:
+        """Keep ``snapshot`` for the next look; never blocks."""
+        self._latest = snapshot
+
+    def end(self) -> None:
+        """Show the last snapshot once more and end the thread."""
+        self._ended.set()
+
+    def draw(self) -> None:
+        """Redraw the view in place."""
+        with Live(console=self._console, auto_refresh=False, vertical_overflow="crop") as live:
+            ended = False
+            while not ended:
+                ended = self._ended.wait(REFRESH_SECONDS)
+                if self._latest is not None:
+                    live.update(frame(self._latest, self._console.width), refresh=True)
+
+    def tell(self) -> None:
+        """Write a line now and then, and one at the end."""
+        ended = False
+        while not ended:
+            ended = self._ended.wait(PROGRESS_SECONDS)
+            if self._latest is not None:
+                self._console.print(progress_line(self._latest), soft_wrap=True)
+
+
+@contextmanager
+def watching(console: Console) -> Iterator[Observer]:
+    """Show snapshots on ``console`` while the block runs; yields who takes them."""
+    view = _View(console)
+    rich = console.is_terminal and not console.is_dumb_terminal
+    thread = threading.Thread(target=view.draw if rich else view.tell, name="live", daemon=True)
+    thread.start()
+    try:
+        yield view.take
+    finally:
+        view.end()
+        # A terminal that was stopped must not keep a finished run from ending.
+        thread.join(_JOIN_SECONDS)
+
+
+def frame(snapshot: RunSnapshot, width: int) -> RenderableType:
+    """Return the whole view, ``width`` columns wide."""
+    parts: list[RenderableType] = [
+        _heading(snapshot, width),
+        _line("lane", _lane_state(snapshot.lane)),
+        _line("", lane_line(snapshot.lane)),
+        _classes(snapshot),
+        _line("rollouts", _bar(snapshot, min(_BAR_MAX, width - 45))),
+        _line("", outcome_line(snapshot)),
+        _line("boxes", _boxes(snapshot)),
+        _line("actions", _actions(snapshot)),
+    ]
+    if snapshot.faults:
+        parts.append(_line("faults", Text(clean(_counts(snapshot.faults)), "yellow")))
+    parts += [
+        Text(shorten(f"  {line}", width), "dim", no_wrap=True)
+        for line in snapshot.recent[-_RECENT_MAX:]
+    ]
+    return Group(*parts)
+
+
+def lane_line(lane: LaneView) -> Text:
+    """Return the four figures that always stand together; throughput is a share of its bound."""
+    return Text.assemble(
+        ("active ", "dim"), percent(lane.active_share),
+        ("  throughput ", "dim"), percent(lane.throughput_share),
+        ("  occupancy ", "dim"), percent(lane.occupancy),
+        ("  idle while ready ", "dim"), _fine(lane.idle_while_ready_share),
+    )  # fmt: skip
+
+
+def outcome_line(snapshot: RunSnapshot) -> Text:
+    """Return how the finished rollouts ended."""
+    text = Text()
+    for kind, style in _STYLES.items():
+        if count := snapshot.outcomes.get(kind, 0):
+            text.append(f"{count} {kind}  ", style)
+    if not text.plain:
+        text.append("none finished yet  ", "dim")
+    if snapshot.reward_mean is not None:
+        text.append(f"mean reward {snapshot.reward_mean:.3f}", "bold")
+    return text
+
+
+def progress_line(snapshot: RunSnapshot) -> str:
+    """Return one line for a log or a pipe."""
+    lane = snapshot.lane
+    queued = sum(one.queued for one in snapshot.classes.values())
+    outcomes = f" ({_counts(snapshot.outcomes)})" if snapshot.outcomes else ""
+    return clean(
+        f"{snapshot.run_id} {snapshot.state} {duration(snapshot.seconds)} · "
+        f"{_finished(snapshot)}/{snapshot.rollouts_total} finished{outcomes} · "
+        f"{snapshot.rollouts_active} active · lane {percent(lane.active_share)} active, "
+        f"{lane.running}/{lane.window} running, {lane.ready} ready · {queued} queued · "
+        f"{snapshot.boxes_leaked} boxes leaked"
+    )
+
+
+def _heading(snapshot: RunSnapshot, width: int) -> Text:
+    left = f"stoker {clean(snapshot.run_id)}"
+    right = f"{snapshot.state}  {duration(snapshot.seconds)}"
+    gap = " " * max(2, width - len(left) - len(right))
+    return Text.assemble((left, "bold"), gap, (right, "bold cyan"), no_wrap=True)
+
+
+def _line(label: str, content: Text) -> Text:
+    return Text.assemble((f"{label:<9}", "dim"), content, no_wrap=True, overflow="ellipsis")
+
+
+def _lane_state(lane: LaneView) -> Text:
+    text = Text(clean(lane.model), "bold")
+    if lane.simulated:
+        text.append(" (simulated)", "yellow")
+    text.append(f"  {lane.running}/{lane.window} running  {lane.ready} ready  {lane.calls} calls")
+    if lane.retries:
+        text.append(f"  {lane.retries} retried", "yellow")
+    return text
+
+
+def _classes(snapshot: RunSnapshot) -> Table:
+    made = table("class", ">queued", ">oldest", ">running", ">slots", ">busy", ">done")
+    for name, one in sorted(snapshot.classes.items()):
+        missing = "red" if one.slots == 0 else ""
+        made.add_row(
+            Text(shorten(name, 16)),
+            str(one.queued),
+            duration(one.oldest_queued_seconds) if one.queued else "-",
+            str(one.running),
+            Text(str(one.slots), missing),
+            percent(one.busy_share),
+            str(one.finished),
+        )
+    return made
+
+
+def _bar(snapshot: RunSnapshot, width: int) -> Text:
+    total = max(1, snapshot.rollouts_total)
+    text = Text()
+    drawn = counted = 0
+    for kind, style in _STYLES.items():
+        # Ends are rounded, not lengths: the whole never comes out longer than the bar.
+        counted += snapshot.outcomes.get(kind, 0)
+        end = width * counted // total
+        text.append("█" * (end - drawn), style)
+        drawn = end
+    active = min(width - drawn, -(-width * snapshot.rollouts_active // total))
+    text.append("▒" * active, "cyan")
+    text.append("·" * (width - drawn - active), "dim")
+    text.append(f" {_finished(snapshot)}/{snapshot.rollouts_total}", "bold")
+    text.append(f" {snapshot.rollouts_active} active", "cyan")
+    text.append(f", target {snapshot.admission_target}", "dim")
+    return text
+
+
+def _boxes(snapshot: RunSnapshot) -> Text:
+    leaked = snapshot.boxes_leaked
+    text = Text(f"{snapshot.boxes_alive} alive, ")
+    text.append(f"{leaked} leaked", "bold red" if leaked else "green")
+    for name, got in sorted(snapshot.isolation.items()):
+        text.append(f"  {clean(name)}: {clean(got)}")
+    if snapshot.accept_shared_kernel:
+        text.append("  shared kernel accepted", "yellow")
+    return text
+
+
+def _actions(snapshot: RunSnapshot) -> Text:
+    p50, p99 = (
+        duration(None if value is None else value / 1000)
+        for value in (snapshot.latency_ms_p50, snapshot.latency_ms_p99)
+    )
+    return Text(
+        f"{snapshot.actions} done, {snapshot.retries} retries  "
+        f"selected → received p50 {p50}, p99 {p99}"
+    )
+
+
+def _fine(share: float) -> str:
+    return percent(share) if share >= _FINE_BELOW else f"{share * 100:.1f} %"
+
+
+def _finished(snapshot: RunSnapshot) -> int:
+    return sum(snapshot.outcomes.values())
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

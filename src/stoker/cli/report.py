@@ -1,0 +1,44 @@
+"""How a run ended, as people read it: a few lines on stdout when ``stoker run`` is over."""
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from stoker.cli.live import lane_line, outcome_line
+from stoker.cli.output import duration
+from stoker.cli.text import cell
+
+if TYPE_CHECKING:
+    from stoker.coordinator.request import RunReport
+
+
+def summary(report: "RunReport") -> RenderableType:
+    """Return the closing lines of a run."""
+    snapshot = report.snapshot
+    lines: list[RenderableType] = [
+        Text(f"{snapshot.run_id} {snapshot.state} after {duration(snapshot.seconds)}", "bold"),
+        outcome_line(snapshot),
+        lane_line(snapshot.lane),
+        Text(
+            f"{snapshot.actions} actions, {snapshot.retries} retries · selected → received "
+            f"p50 {milliseconds(snapshot.latency_ms_p50)}, "
+            f"p99 {milliseconds(snapshot.latency_ms_p99)} · boxes leaked {snapshot.boxes_leaked}"
+        ),
+        cell(
+            f"it lies in {snapshot.run_directory}; look closer with: stoker show {snapshot.run_id}"
+        ),
+    ]
+    if snapshot.faults:
+        faults = ", ".join(f"{code} {count}" for code, count in sorted(snapshot.faults.items()))
+        lines.insert(2, cell(f"faults met: {faults}", "yellow"))
+    if report.resumable:
+        lines.append(
+            cell(f"work is left; go on with: stoker run … --resume {snapshot.run_id}", "yellow")
+        )
+    return Group(*lines)
+
+
+def milliseconds(value: float | None) -> str:
+    """Return a latency given in milliseconds."""
+    return duration(None if value is None else value / 1000)

@@ -1,0 +1,147 @@
+"""``stoker run``: execute or resume a run, watch it, and say how it ended.
+
+The first Ctrl-C drains (nothing new is admitted), the second stops, the third kills; the first two
+leave the run resumable. SIGTERM and a closed terminal stop.
+"""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from stoker.cli.options import RUNS_DIRECTORY, ConfigOption, JsonOption, RunsOption, SetOption
+from stoker.cli.output import answers, remarks, write_json
+from stoker.errors import ProgramInvalid
+
+if TYPE_CHECKING:
+    from stoker.coordinator.request import Observer, RunReport, RunRequest, StopSignal
+
+EXIT_RESUMABLE = 3
+
+
+def run(  # noqa: PLR0917 - typer's options are parameters
+    program: Annotated[
+        str, typer.Argument(metavar="PROGRAM[:NAME]", help="Python file with the rollout.")
+    ],
+    tasks: Annotated[Path, typer.Option("--tasks", metavar="FILE", help="JSON lines.")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="SPEC", help="scripted:FILE or sim:PROFILE.")
+    ],
+    config: ConfigOption = None,
+    sets: SetOption = None,
+    runs: RunsOption = RUNS_DIRECTORY,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.")
+    ] = None,
+    changed: Annotated[
+        str,
+        typer.Option(
+            "--changed",
+            metavar="refuse|restart",
+            help="What to do when a resumed run's program, model or limits differ.",
+        ),
+    ] = "refuse",
+    as_json: JsonOption = False,
+) -> int:
+    """Execute a run: every task, every rollout, to a typed outcome."""
+    # Deferred: other commands should not wait for the coordinator to be imported.
+    from stoker.cli.live import watching
+    from stoker.cli.report import summary
+
+    request = make_request(
+        program, tasks, model, config=config, sets=sets, runs=runs, resume=resume, changed=changed
+    )
+    console = remarks()
+    with watching(console) as observer:
+        report = asyncio.run(execute(request, observer, console))
+    if as_json:
+        write_json(report)
+    else:
+        answers().print(summary(report))
+    return EXIT_RESUMABLE if report.resumable else 0
+
+
+def make_request(
+    program: str,
+    tasks: Path,
+    model: str,
+    *,
+    config: list[Path] | None,
+    sets: list[str] | None,
+    runs: Path,
+    resume: str | None,
+    changed: str,
+) -> "RunRequest":
+    """Return what was asked for, checked as far as files and settings go.
+
+    Raises:
+        BadInput: the caller's: something named does not exist or cannot be used.
+    """
+    from stoker.config.load import load_settings, process_environment
+    from stoker.coordinator.record import find_run
+    from stoker.coordinator.request import Changed, RunRequest
+    from stoker.model.ids import RunId
+
+    resolved = load_settings(config or [], process_environment(), sets or [])
+    if changed not in set(Changed):
+        allowed = ", ".join(Changed)
+        raise typer.BadParameter(f"--changed is {changed!r}; allowed: {allowed}")
+    path, name = program_of(program)
+    directory = find_run(resume, runs).path if resume is not None else None
+    return RunRequest(
+        program=path,
+        program_name=name,
+        tasks=tasks,
+        model=model,
+        settings=resolved.settings,
+        runs_directory=directory.parent if directory is not None else runs,
+        resume=RunId(directory.name) if directory is not None else None,
+        changed=Changed(changed),
+    )
+
+
+def program_of(text: str) -> tuple[Path, str | None]:
+    """Divide ``FILE[:NAME]``; a file whose own name holds a colon wins.
+
+    Raises:
+        ProgramInvalid: there is no such file.
+    """
+    if Path(text).is_file():
+        return Path(text), None
+    file, colon, name = text.rpartition(":")
+    if colon and Path(file).is_file():
+        return Path(file), name
+    raise ProgramInvalid(f"There is no program file {file if colon else text}.")
+
+
+async def execute(
+    request: "RunRequest", observer: "Observer | None", console: Console
+) -> "RunReport":
+    """Execute ``request`` with signals turned into drain and stop."""
+    from stoker.coordinator.execute import execute as coordinate
+    from stoker.coordinator.request import StopSignal
+
+    stop = StopSignal()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, interrupted, stop, console, loop)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.stop)
+    try:
+        return await coordinate(request, observer=observer, stop=stop)
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.remove_signal_handler(number)
+
+
+def interrupted(stop: "StopSignal", console: Console, loop: asyncio.AbstractEventLoop) -> None:
+    """Take one Ctrl-C."""
+    if not stop.draining:
+        stop.drain()
+        console.print("draining: nothing new is admitted; Ctrl-C again stops now (resumable)")
+        return
+    stop.stop()
+    console.print("stopping; the run can be resumed")
+    loop.remove_signal_handler(signal.SIGINT)  # the next one is Python's own: it ends everything

@@ -1,0 +1,137 @@
+"""``stoker show``: the rollouts of a run, or one rollout's journal as a readable timeline."""
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+import typer
+
+from stoker.broker.base import JournalRequest, RolloutSummary
+from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
+from stoker.cli.output import answers, duration, table, write_json
+from stoker.cli.text import cell
+from stoker.coordinator.record import RunDirectory, find_run
+from stoker.errors import BadInput
+from stoker.model.events import Admitted, Finished, JournalEvent, decode_event
+from stoker.model.ids import RolloutId
+from stoker.model.outcome import Outcome
+
+_STYLES = {"completed": "green", "truncated": "yellow", "failed": "red", "ambiguous": "magenta"}
+
+
+class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One rollout in the list."""
+
+    rollout_id: str
+    task: str
+    index: int
+    outcome: Outcome | None
+    """``None``: not finished."""
+    steps: int | None
+    actions: int | None
+    seconds: float | None
+    entries: int
+    """Of its journal."""
+
+
+def show(
+    run: RunArgument,
+    rollout: Annotated[
+        str | None,
+        typer.Argument(metavar="[ROLLOUT]", help="Its id, the beginning of it, or its task."),
+    ] = None,
+    runs: RunsOption = RUNS_DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run's rollouts, or everything one of them did."""
+    directory = find_run(run, runs)
+    if rollout is None:
+        rows = asyncio.run(list_rollouts(directory))
+        if as_json:
+            write_json({"run_id": directory.record.run_id, "rollouts": rows})
+        else:
+            _print_rows(rows)
+        return
+    from stoker.cli.timeline import document, timeline
+
+    events = asyncio.run(read_journal(directory, rollout))
+    if as_json:
+        write_json(document(events))
+    else:
+        console = answers()
+        console.print(timeline(events, console.width))
+
+
+async def list_rollouts(run: RunDirectory) -> list[RolloutRow]:
+    """Return the rollouts of ``run`` in order of admission."""
+    from stoker.cli.ledger_access import all_rollouts, ledger_of
+
+    async with ledger_of(run) as ledger:
+        return [_row(one) for one in await all_rollouts(ledger, run.record.run_id)]
+
+
+async def read_journal(run: RunDirectory, name: str) -> list[JournalEvent]:
+    """Return the journal of the rollout called ``name``.
+
+    Raises:
+        BadInput: the caller's: no rollout, or more than one, is called that.
+    """
+    from stoker.cli.ledger_access import all_rollouts, ledger_of
+
+    async with ledger_of(run) as ledger:
+        run_id = run.record.run_id
+        rollout_id = _chosen([_row(one) for one in await all_rollouts(ledger, run_id)], name)
+        reply = await ledger.journal(JournalRequest(run_id=run_id, rollout_id=rollout_id))
+        return [decode_event(stored) for stored in reply.events]
+
+
+def _chosen(rows: list[RolloutRow], name: str) -> RolloutId:
+    exact = [row for row in rows if row.rollout_id == name]
+    found = exact or [row for row in rows if row.task == name or row.rollout_id.startswith(name)]
+    if len(found) == 1:
+        return RolloutId(found[0].rollout_id)
+    if not found:
+        raise BadInput(f"This run has no rollout {name!r}; it has {len(rows)} rollouts.")
+    several = ", ".join(row.rollout_id for row in found[:3])
+    raise BadInput(f"{name!r} may be any of {len(found)} rollouts: {several} …")
+
+
+def _row(summary: RolloutSummary) -> RolloutRow:
+    first = decode_event(summary.first)
+    last = decode_event(summary.last) if summary.last is not None else None
+    admitted = first if isinstance(first, Admitted) else None
+    finished = last if isinstance(last, Finished) else None
+    return RolloutRow(
+        rollout_id=summary.rollout_id,
+        task=admitted.task.task_id if admitted else "",
+        index=admitted.index if admitted else 0,
+        outcome=finished.outcome if finished else None,
+        steps=finished.steps if finished else None,
+        actions=finished.actions if finished else None,
+        seconds=finished.at - admitted.at if finished and admitted else None,
+        entries=summary.seq,
+    )
+
+
+def _print_rows(rows: list[RolloutRow]) -> None:
+    made = table("rollout", "task", ">#", "outcome", ">reward", ">steps", ">actions", ">time")
+    for row in rows:
+        kind = str(row.outcome.kind) if row.outcome else "open"
+        made.add_row(
+            cell(row.rollout_id),
+            cell(row.task, length=40),
+            str(row.index),
+            cell(f"{kind}{_reason(row.outcome)}", _STYLES.get(kind, "dim"), length=60),
+            "" if row.outcome is None or row.outcome.reward is None else f"{row.outcome.reward:g}",
+            "" if row.steps is None else str(row.steps),
+            "" if row.actions is None else str(row.actions),
+            duration(row.seconds),
+        )
+    answers().print(made)
+
+
+def _reason(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return ""
+    why = outcome.reason or (outcome.fault.code if outcome.fault else "")
+    return f" ({why})" if why else ""

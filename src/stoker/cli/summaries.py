@@ -1,0 +1,120 @@
+"""What a call asked and what it got, each in a few words. Never raises for what was recorded.
+
+A value that lies in the artifact store is told by size and digest.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from stoker.model import tools
+from stoker.model.events import Verb
+from stoker.model.generation import GenerateArguments, Generation
+from stoker.model.value import Value
+from stoker.rollout import arguments as call_arguments
+
+_REQUESTS: dict[Verb, Any] = {
+    Verb.RUN: tools.RunRequest,
+    Verb.WRITE: tools.WriteRequest,
+    Verb.READ: tools.ReadRequest,
+    Verb.EXPORT: tools.ExportRequest,
+    Verb.SCORE: tools.ScoreRequest,
+}
+_ARGUMENTS: dict[Verb, Any] = {
+    Verb.GENERATE: GenerateArguments,
+    Verb.ENVIRONMENT: call_arguments.EnvironmentArguments,
+    Verb.CALL: call_arguments.CallArguments,
+    Verb.LOCAL: call_arguments.LocalArguments,
+    Verb.SLEEP: call_arguments.TimerArguments,
+    Verb.TIMER: call_arguments.TimerArguments,
+}
+_RESULTS: dict[Verb, Any] = {
+    Verb.GENERATE: Generation,
+    Verb.ENVIRONMENT: tools.OpenResult,
+    Verb.RUN: tools.RunResult,
+    Verb.READ: tools.ReadResult,
+    Verb.EXPORT: tools.ExportResult,
+    Verb.SCORE: tools.Verdict,
+    Verb.CALL: tools.CallResult,
+}
+
+
+def arguments_text(verb: Verb, value: Value) -> str:
+    """Return what a call asked for."""
+    if value.inline is None:
+        return _elsewhere(value)
+    try:
+        if verb in _REQUESTS:
+            box = msgspec.msgpack.decode(value.inline, type=call_arguments.BoxArguments)
+            return _words(msgspec.msgpack.decode(box.request, type=_REQUESTS[verb]))
+        return _words(msgspec.msgpack.decode(value.inline, type=_ARGUMENTS.get(verb, Any)))
+    except msgspec.MsgspecError:
+        return _elsewhere(value)
+
+
+def result_text(verb: Verb | None, value: Value | None) -> str:
+    """Return what a call got."""
+    if value is None:
+        return ""
+    if value.inline is None:
+        return _elsewhere(value)
+    try:
+        kind = _RESULTS.get(verb, Any) if verb is not None else Any
+        return _words(msgspec.msgpack.decode(value.inline, type=kind))
+    except msgspec.MsgspecError:
+        return _elsewhere(value)
+
+
+def _generate_asked(request: GenerateArguments) -> str:
+    last = request.suffix[-1].content if request.suffix else ""
+    return f"{len(request.suffix)} messages: {last}"
+
+
+def _call_asked(arguments: call_arguments.CallArguments) -> str:
+    called = arguments.request.function or " ".join(arguments.request.argv)
+    return f"{called}({arguments.request.arguments}) [{arguments.effect}]"
+
+
+def _generate_got(result: Generation) -> str:
+    calls = "".join(f" {call.name}({call.raw})" for call in result.tool_calls)
+    versions = ", ".join(str(span.policy_version) for span in result.spans)
+    facts = f"{result.token_count} tokens, {result.finish_reason}, policy {versions or '?'}"
+    return f"[{facts}]{calls} {result.text}".rstrip()
+
+
+def _call_got(result: tools.CallResult) -> str:
+    if result.error is not None:
+        return result.error
+    return result.run.text if result.value is None and result.run is not None else str(result.value)
+
+
+_WORDS: dict[type, Callable[[Any], str]] = {
+    GenerateArguments: _generate_asked,
+    call_arguments.EnvironmentArguments: lambda r: f"{r.baseline}, {len(r.files)} files",
+    tools.RunRequest: lambda r: " ".join(r.argv),
+    tools.WriteRequest: lambda r: ", ".join(r.files),
+    tools.ReadRequest: lambda r: str(r.path),
+    tools.ExportRequest: lambda r: ", ".join(r.paths),
+    tools.ScoreRequest: lambda r: f"{r.tests.entry_point} of {r.tests.solution}",
+    call_arguments.CallArguments: _call_asked,
+    call_arguments.LocalArguments: lambda r: str(r.function),
+    call_arguments.TimerArguments: lambda r: f"{r.seconds:g} s",
+    Generation: _generate_got,
+    tools.OpenResult: lambda r: f"{r.isolation} (rung {r.rung})",
+    tools.RunResult: lambda r: r.text or "[no output]",
+    tools.ReadResult: lambda r: r.refused or f"{r.total_bytes} bytes",
+    tools.ExportResult: lambda r: f"{len(r.files)} files, {len(r.refused)} refused",
+    tools.Verdict: lambda r: "passed" if r.passed else f"not passed: {r.detail}",
+    tools.CallResult: _call_got,
+    type(None): lambda _: "",
+}
+"""Record type → its words."""
+
+
+def _words(record: Any) -> str:  # noqa: ANN401 - any record
+    return _WORDS.get(type(record), str)(record)
+
+
+def _elsewhere(value: Value) -> str:
+    return f"[{value.size_bytes} bytes, {value.digest[:12]}]"

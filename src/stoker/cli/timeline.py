@@ -1,0 +1,204 @@
+"""One rollout's journal as a timeline: steps, calls, attempts, waits, faults, outcome.
+
+A line stands where a result was delivered, since that order is the journal's meaning; calls that
+nobody answered yet come last. Arguments and results are summed up by ``summaries``.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from stoker.cli.output import duration, plain, table
+from stoker.cli.summaries import arguments_text, result_text
+from stoker.cli.text import cell
+from stoker.model.events import (
+    Admitted,
+    Delivered,
+    Dropped,
+    Finished,
+    Issued,
+    JournalEvent,
+    Late,
+    Recovered,
+    Reissued,
+    Restored,
+    Tainted,
+    Verb,
+    Withdrawn,
+)
+from stoker.model.ids import CallPath
+from stoker.model.value import Value
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the timeline."""
+
+    at: float | None
+    """Seconds since admission; ``None`` where the journal keeps no time."""
+    path: str
+    what: str
+    detail: str
+    """May hold anything an agent wrote; cleaned when shown."""
+    timing: str = ""
+    style: str = ""
+
+
+def timeline(events: Sequence[JournalEvent], width: int) -> RenderableType:
+    """Return the whole story of a rollout, ``width`` columns wide."""
+    made = Table(box=None, pad_edge=False, header_style="dim", expand=True)
+    made.add_column("at", justify="right", no_wrap=True)
+    made.add_column("call", no_wrap=True)
+    made.add_column("what", no_wrap=True)
+    made.add_column("detail", ratio=1, overflow="fold")
+    made.add_column("took", no_wrap=True)
+    detail = max(40, 3 * width)
+    for line in lines(events):
+        made.add_row(
+            "" if line.at is None else f"{line.at:.3f}",
+            cell(line.path, "dim"),
+            cell(line.what, line.style),
+            cell(line.detail, line.style, length=detail),
+            Text(line.timing, "dim"),
+        )
+    return Group(heading(events), made)
+
+
+def heading(events: Sequence[JournalEvent]) -> RenderableType:
+    """Return what fixes the rollout's behaviour."""
+    first = events[0] if events else None
+    if not isinstance(first, Admitted):
+        return Text("its first entry does not admit it", "red")
+    facts = table("", "")
+    facts.show_header = False
+    for name, value in (
+        ("rollout", f"{first.rollout_id} ({first.index} of {first.group_id})"),
+        ("task", first.task.task_id),
+        ("program", f"{first.program} {first.program_version} ({first.program_digest[:12]})"),
+        ("python", f"{first.python}, hash seed {first.hash_seed}"),
+        ("epoch", first.epoch),
+    ):
+        facts.add_row(Text(name, "dim"), cell(value))
+    return Group(facts, "")
+
+
+def lines(events: Sequence[JournalEvent]) -> Iterator[Line]:
+    """Yield the lines of the timeline."""
+    issued: dict[CallPath, Issued] = {}
+    began = next((event.at for event in events if isinstance(event, Admitted)), 0.0)
+    step = -1
+    for event in events:
+        if isinstance(event, Issued):
+            issued[event.path] = event
+            continue
+        if isinstance(event, Delivered):
+            call = issued.get(event.path)
+            if call is not None and call.verb is Verb.GENERATE:
+                step += 1
+                yield Line(at=None, path="", what=f"step {step}", detail="", style="bold")
+            yield _delivered(event, call, began)
+        else:
+            yield _other(event, issued, began)
+    yield from _outstanding(events, issued)
+
+
+def document(events: Sequence[JournalEvent]) -> object:
+    """Return the journal as JSON values, arguments and results decoded."""
+    return {"events": [_opened(msgspec.to_builtins(e, builtin_types=(bytes,))) for e in events]}
+
+
+def _delivered(event: Delivered, call: Issued | None, began: float) -> Line:
+    asked = arguments_text(call.verb, call.arguments) if call is not None else ""
+    if event.fault is not None:
+        got = f"fault {event.fault.code}: {event.fault.message}"
+    else:
+        got = result_text(call.verb if call is not None else None, event.value)
+    return Line(
+        at=event.at - began if event.at else None,
+        path=event.path,
+        what=str(call.verb) if call is not None else "?",
+        detail=f"{asked} → {got}" if asked and got else asked or got,
+        timing=_timing(event),
+        style="red" if event.fault is not None else "",
+    )
+
+
+def _timing(event: Delivered) -> str:
+    parts = [duration(event.latency_seconds)] if event.latency_seconds else []
+    if event.action_id is not None:
+        parts.append(f"queue {duration(event.queue_seconds)}, run {duration(event.run_seconds)}")
+        if event.attempt > 1:
+            parts.append(f"attempt {event.attempt}")
+    if event.status not in {"", "ok"}:
+        parts.append(event.status)
+    return " · ".join(parts)
+
+
+def _other(event: JournalEvent, issued: dict[CallPath, Issued], began: float) -> Line:
+    what = type(event).__name__.lower()
+    match event:
+        case Finished():
+            return _finished(event, began)
+        case Withdrawn(path=path) | Dropped(path=path) | Reissued(path=path):
+            return Line(at=None, path=path, what=what, detail=_asked(issued, path), style="dim")
+        case Late():
+            detail = f"{event.action_id} {event.status}: {event.disposition}"
+        case Restored():
+            detail = f"environment {event.path}, generation {event.generation}: {event.reason}"
+        case Tainted():
+            detail = f"{event.path} met {event.fault.code}: {event.fault.message}"
+        case Recovered():
+            detail = event.code
+        case _:
+            return Line(at=0.0, path="", what=what, detail="", style="bold")
+    return Line(at=None, path="", what=what, detail=detail, style="yellow")
+
+
+def _finished(event: Finished, began: float) -> Line:
+    outcome = event.outcome
+    reward = "" if outcome.reward is None else f"reward {outcome.reward:g}"
+    fault = f"{outcome.fault.code}: {outcome.fault.message}" if outcome.fault else ""
+    return Line(
+        at=event.at - began,
+        path="",
+        what=str(outcome.kind),
+        detail=" ".join(part for part in (reward, outcome.reason, fault) if part),
+        timing=f"{event.steps} steps, {event.actions} actions",
+        style="bold red" if outcome.reward is None else "bold green",
+    )
+
+
+def _asked(issued: dict[CallPath, Issued], path: CallPath) -> str:
+    call = issued.get(path)
+    return f"{call.verb} {arguments_text(call.verb, call.arguments)}" if call is not None else ""
+
+
+def _outstanding(events: Sequence[JournalEvent], issued: dict[CallPath, Issued]) -> Iterator[Line]:
+    if events and isinstance(events[-1], Finished):
+        return
+    answered = {e.path for e in events if isinstance(e, Delivered | Dropped | Withdrawn)}
+    for path, call in issued.items():
+        if path not in answered:
+            asked = arguments_text(call.verb, call.arguments)
+            yield Line(at=None, path=path, what=str(call.verb), detail=asked, timing="outstanding")
+
+
+def _opened(value: object) -> object:
+    """Replace stored values by what they hold."""
+    if isinstance(value, dict):
+        if value.keys() == set(Value.__struct_fields__):
+            return _content(value)
+        return {key: _opened(inner) for key, inner in value.items()}
+    return [_opened(item) for item in value] if isinstance(value, list) else plain(value)
+
+
+def _content(value: dict[str, object]) -> object:
+    inline = value["inline"]
+    if not isinstance(inline, bytes):
+        return plain({"digest": value["digest"], "size_bytes": value["size_bytes"]})
+    try:
+        return plain(msgspec.msgpack.decode(inline))
+    except msgspec.MsgspecError:
+        return plain(inline)

@@ -1,0 +1,113 @@
+import io
+import threading
+
+import msgspec
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from stoker.cli import live
+from stoker.cli.live import frame, progress_line, watching
+from stoker.coordinator.view import RunSnapshot
+from support.snapshots import LANE, SNAPSHOT
+
+
+def drawn(snapshot: RunSnapshot, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, markup=False, highlight=False)
+    console.print(frame(snapshot, width))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def changed(**fields: object) -> RunSnapshot:
+    result: RunSnapshot = msgspec.structs.replace(SNAPSHOT, **fields)
+    return result
+
+
+@pytest.mark.parametrize("width", [40, 80, 120, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    lines = drawn(SNAPSHOT, width)
+    assert max(cell_len(line) for line in lines) <= width
+    if width >= 80:
+        assert len(lines) == len(drawn(SNAPSHOT, 200)), "nothing wraps from 80 columns on"
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_four_lane_figures_stand_together_with_model_and_label(width: int) -> None:
+    full = msgspec.structs.replace(
+        LANE, active_share=1.0, throughput_share=1.0, occupancy=1.0, idle_while_ready_share=1.0
+    )
+    text = "\n".join(drawn(changed(lane=full), width))
+    assert "active 100 %  throughput 100 %  occupancy 100 %  idle while ready 100 %" in text
+    assert "sim:a100 (simulated)" in text
+
+
+def test_an_unknown_bound_is_a_dash_and_small_idle_shows_a_decimal() -> None:
+    text = "\n".join(drawn(changed(lane=msgspec.structs.replace(LANE, throughput_share=None)), 80))
+    assert "throughput -  " in text
+    assert "idle while ready 0.1 %" in text
+
+
+def test_what_agents_wrote_cannot_leave_its_line() -> None:
+    text = "\n".join(drawn(SNAPSHOT, 120))
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert "\\x1b[2Jevil [red]markup[/red] \\u202e" in text
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "active", "total"),
+    [
+        ({}, 0, 0),
+        ({"completed": 1}, 9, 10),
+        ({"completed": 333, "failed": 333, "truncated": 333, "cancelled": 1}, 0, 1000),
+        ({"completed": 1, "ambiguous": 1}, 500, 10_000),
+    ],
+)
+def test_the_bar_is_never_longer_than_its_place(
+    outcomes: dict[str, int], active: int, total: int
+) -> None:
+    snapshot = changed(outcomes=outcomes, rollouts_active=active, rollouts_total=total)
+    bar = next(line for line in drawn(snapshot, 80) if line.startswith("rollouts"))
+    assert sum(bar.count(part) for part in "█▒·") == 35
+
+
+def test_a_leak_is_shown() -> None:
+    assert any("3 leaked" in line for line in drawn(changed(boxes_leaked=3), 80))
+
+
+def test_without_a_terminal_there_is_one_line_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with watching(console) as observer:
+        observer(SNAPSHOT)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == progress_line(SNAPSHOT) + "\n"
+
+
+def test_on_a_terminal_the_last_snapshot_stays_and_the_cursor_comes_back() -> None:
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with watching(console) as observer:
+        observer(changed(state="running"))
+        observer(changed(state="finished"))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "finished" in shown
+    assert shown.rstrip().endswith("\x1b[?25h")
+
+
+def test_a_stopped_terminal_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_JOIN_SECONDS", 0.05)
+    stopped, writing = threading.Event(), threading.Event()
+
+    class Stopped(io.StringIO):
+        def write(self, text: str, /) -> int:
+            writing.set()
+            stopped.wait(30)
+            return len(text)
+
+    console = Console(file=Stopped(), width=80, force_terminal=True)
+    with watching(console) as observer:
+        assert writing.wait(30)
+        for _ in range(1000):
+            observer(SNAPSHOT)
+    stopped.set()
