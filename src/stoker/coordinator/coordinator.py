@@ -18,6 +18,7 @@ from stoker.broker.base import (
 )
 from stoker.coordinator.admission import Admission
 from stoker.coordinator.appender import Appender
+from stoker.coordinator.checking import Checker
 from stoker.coordinator.events import EventRouter
 from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.flow import Flow
@@ -59,6 +60,7 @@ class Parts:
     stop: StopSignal
     flow: Flow
     router: EventRouter
+    checker: Checker
     lines: list[RolloutLine] = field(default_factory=list)
     """Finished rollouts since somebody last took them."""
 
@@ -186,6 +188,7 @@ class Coordinator:
         """Count an outcome and make room for the next rollout."""
         self.boxes_reserved -= self.parts.plan.loaded.boxes
         self.parts.figures.finished(outcome)
+        self.parts.checker.finished(rollout.rollout_id)
         self.parts.lines.append(_line(rollout, outcome, self.parts.clock.now().wall))
         self._wake.set()
 

@@ -202,6 +202,14 @@ class _Execution:
         flow.hosts = pool
         flow.dispatcher = Dispatcher(lane, artifacts, flow.arrived)
         environment_class = settings.workers.environment_class
+        resumer = Resumer(ledger, artifacts, self._clock, environment_class)
+        checker = Checker(
+            self._spawner(run),
+            resumer,
+            plan.run_id,
+            settings.program.check_replays,
+            lambda _, fault: figures.fault(fault.code),
+        )
         coordinator = Coordinator(
             Parts(
                 ledger=ledger,
@@ -209,7 +217,8 @@ class _Execution:
                 appender=appender,
                 lane=lane,
                 admission=Admission(settings.admission, self._clock),
-                resumer=Resumer(ledger, artifacts, self._clock, environment_class),
+                resumer=resumer,
+                checker=checker,
                 plan=plan,
                 figures=figures,
                 clock=self._clock,
@@ -309,6 +318,8 @@ class _Execution:
         keeping.add_done_callback(lambda done: _worker_trouble(coordinator, done))
         log.event("run_started", run=run.path.name, rollouts=coordinator.parts.plan.total)
         telling = asyncio.create_task(self._tell(snapshots, coordinator, log))
+        checking = asyncio.create_task(coordinator.parts.checker.run())
+        self._stack.push_async_callback(_cancelled, checking)
         try:
             await coordinator.run()
             coordinator.state = "finished" if coordinator.left == 0 else "stopped"

@@ -29,7 +29,6 @@ RETRY_SECONDS_MAX = 30.0
 """No pause between two tries is longer, before jitter."""
 _HOMES_MAX = 65_536
 """Rollouts whose replica is remembered for its cached prefix."""
-_BUSY_STATUS = "429"
 
 
 class Lane:
@@ -58,6 +57,7 @@ class Lane:
         self._paused = False
         self._running = 0
         self._granted = 0
+        self._ill_since: float | None = None
         self._meter = LaneMeter(clock)
         self._device_tokens_before = self._device_tokens()
         self.wanted = asyncio.Event()
@@ -193,11 +193,10 @@ class Lane:
         try:
             generation = await self._bounded(replica, request)
         except ModelUnavailable as error:
-            self._failed(replica, error)
+            self._failed(replica)
             raise
         else:
-            self._meter.service_seconds += self._settle() - began
-            replica.succeeded()
+            self._meter.service_seconds += self._succeeded(replica) - began
             self._meter.calls += 1
             self._meter.tokens += generation.token_count
             return generation
@@ -223,34 +222,42 @@ class Lane:
                 request_id=request.request_id,
             ) from error
 
-    def _failed(self, replica: LaneReplica, error: ModelUnavailable) -> None:
-        self._settle()
+    def _failed(self, replica: LaneReplica) -> None:
+        now = self._settle()
         self._meter.failures += 1
-        if error.context.get("status") == _BUSY_STATUS:
-            return
         rest = replica.failed()
         if rest is None:
             return
         asyncio.get_running_loop().call_later(self._jitter(rest), self._rested, replica)
-        self._give_up_hopeless()
+        if any(one.health is Health.HEALTHY for one in self._replicas.values()):
+            return
+        if self._ill_since is None:
+            self._ill_since = now
+        self._give_up_hopeless(now, self._ill_since)
+
+    def _succeeded(self, replica: LaneReplica) -> float:
+        now = self._settle()
+        replica.succeeded()
+        self._ill_since = None
+        return now
 
     def _rested(self, replica: LaneReplica) -> None:
         self._settle()
         replica.rested()
         self._settle()
 
-    def _give_up_hopeless(self) -> None:
-        """While no replica is well, fail calls that have waited for longer than a call may take."""
-        if any(replica.health is Health.HEALTHY for replica in self._replicas.values()):
+    def _give_up_hopeless(self, now: float, ill_since: float) -> None:
+        """When no replica has answered anything for as long as a call may take, fail who waited."""
+        timeout = self._settings.call_timeout
+        if now - ill_since < timeout:
             return
-        now = self._meter.charge(self._state())
-        for call in self._ready.waiting_since(now - self._settings.call_timeout):
+        for call in self._ready.waiting_since(now - timeout):
             self._ready.remove(call)
             call.granted.set_exception(
                 ModelUnavailable(
-                    f"no replica has been well for a model call of rollout {call.rollout}, which "
-                    f"waited {now - call.since:.0f} s; the call was given up. Look at the model "
-                    "server, then resume.",
+                    f"no replica has answered anything for {now - ill_since:.0f} s, and a model "
+                    f"call of rollout {call.rollout} waited {now - call.since:.0f} s; it was "
+                    "given up. Look at the model server, then resume.",
                     rollout_id=call.rollout,
                 )
             )

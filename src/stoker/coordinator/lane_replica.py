@@ -2,7 +2,8 @@
 
 healthy → (three failures in a row) → resting → (a pause that doubles) → on probation, one call at
 a time → healthy at the first success, or resting again. A success of a call issued before the rest
-counts too. A replica that says 429 is busy, not ill.
+counts too, so a server that is merely full (429) is soon back. Without a rest, a replica that
+refuses at once would always have room and swallow the tries of every call.
 """
 
 from enum import StrEnum

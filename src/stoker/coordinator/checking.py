@@ -1,0 +1,85 @@
+"""Check replays: a sample of finished rollouts is replayed once more, to find nondeterminism.
+
+A program that uses wall time, ``random`` or an unordered set shows it only at its next replay,
+which would be after a crash. The sample finds it while everything is well. What is found is counted and
+logged; outcomes stay, since the journal is what happened.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from stoker.coordinator.hosts import HostLink
+from stoker.coordinator.resuming import Resumer
+from stoker.model.faults import FaultRecord
+from stoker.model.ids import RolloutId, RunId
+from stoker.rollout.messages import Differed, Evict, FromHost, StartRollout, Turn
+
+_QUEUE_MAX = 100
+_ID_DIGITS = 8
+
+
+class Checker:
+    """Replays a share of finished rollouts on a host of its own."""
+
+    def __init__(
+        self,
+        spawn: Callable[[int], Awaitable[HostLink]],
+        resumer: Resumer,
+        run_id: RunId,
+        share: float,
+        found: Callable[[RolloutId, FaultRecord], None],
+    ) -> None:
+        self._spawn = spawn
+        self._resumer = resumer
+        self._run_id = run_id
+        self._share = share
+        self._found = found
+        self._queue: deque[RolloutId] = deque(maxlen=_QUEUE_MAX)
+        self._wake = asyncio.Event()
+        self.checked = 0
+
+    def finished(self, rollout_id: RolloutId) -> None:
+        """Queue the rollout when it is in the sample, which is chosen by its id."""
+        digits = rollout_id.rpartition("_")[2][:_ID_DIGITS]
+        if int(digits, 16) < self._share * 16**_ID_DIGITS:
+            self._queue.append(rollout_id)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Check what is queued until cancelled; the host is started with the first one."""
+        await self._wake.wait()
+        link = await self._spawn(-1)
+        try:
+            messages = link.messages()
+            while True:
+                while self._queue:
+                    await self._check(link, messages, self._queue.popleft())
+                self._wake.clear()
+                await self._wake.wait()
+        finally:
+            await asyncio.shield(link.end())
+
+    async def _check(
+        self, link: HostLink, messages: AsyncIterator[FromHost], rollout_id: RolloutId
+    ) -> None:
+        standing = await self._resumer.standing(self._run_id, rollout_id)
+        admitted = standing.admitted
+        link.send(
+            StartRollout(
+                rollout_id=rollout_id,
+                task=admitted.task,
+                epoch=admitted.epoch,
+                index=admitted.index,
+                group_id=admitted.group_id,
+                at=admitted.at,
+                history=tuple(standing.turns),
+            )
+        )
+        async for message in messages:
+            if isinstance(message, Differed):
+                self._found(rollout_id, message.fault)
+            if isinstance(message, Turn | Differed):
+                break
+        link.send(Evict(rollout_id=rollout_id))
+        self.checked += 1
