@@ -1,8 +1,8 @@
 """Check replays: a sample of finished rollouts is replayed once more, to find nondeterminism.
 
 A program that uses wall time, ``random`` or an unordered set shows it only at its next replay,
-which would be after a crash. The sample finds it while everything is well. What is found is counted and
-logged; outcomes stay, since the journal is what happened.
+which would be after a crash. The sample finds it while everything is well. What is found is counted
+and logged; outcomes stay, since the journal is what happened.
 """
 
 import asyncio

@@ -20,6 +20,7 @@ from stoker.config.tree import Settings
 from stoker.coordinator.actions import ActionFactory
 from stoker.coordinator.admission import Admission
 from stoker.coordinator.appender import Appender
+from stoker.coordinator.checking import Checker
 from stoker.coordinator.coordinator import Coordinator, Parts
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.events import EventRouter
