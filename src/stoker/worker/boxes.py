@@ -1,0 +1,161 @@
+"""The boxes of one worker: which backend makes them, how many live, and that all of them go.
+
+Boxes are torn down in the background, a few at a time, since whoever asked has its result already;
+``close`` waits for all of it. A box that could not be removed is counted as leaked and tried once
+more at the end.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+
+from structlog.typing import FilteringBoundLogger
+
+from stoker.errors import StokerError
+from stoker.model.completion import Usage
+from stoker.model.execution import Baseline, ExecutionPolicy
+from stoker.model.tools import Tests, Verdict
+from stoker.sandbox.base import Backend, Box, BoxOffer
+from stoker.seams.entropy import fresh_id
+
+TEARDOWNS_MAX = 4
+"""Boxes torn down at once: removal must not starve the boxes that work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The backend for one policy, and what it gives."""
+
+    backend: Backend
+    offer: BoxOffer
+
+
+Chooser = Callable[[ExecutionPolicy], Awaitable[Chosen]]
+"""Picks the backend for a policy. Raises ``IsolationUnavailable``; nothing is weakened."""
+
+
+class Boxes:
+    """Makes boxes, counts them and sees them gone."""
+
+    def __init__(self, choose: Chooser, log: FilteringBoundLogger) -> None:
+        self._choose = choose
+        self._log = log
+        self._chosen: dict[str, Chosen] = {}
+        self._choosing = asyncio.Lock()
+        self._alive: dict[str, Box] = {}
+        self._stuck: dict[str, Box] = {}
+        self._making = 0
+        self._unswept = 0
+        self._teardowns: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Semaphore(TEARDOWNS_MAX)
+
+    @property
+    def alive(self) -> int:
+        """Boxes that exist, or are being made or removed."""
+        return len(self._alive) + self._making
+
+    @property
+    def leaked(self) -> int:
+        """Boxes that could not be removed, ours or a dead incarnation's."""
+        return len(self._stuck) + self._unswept
+
+    async def backend(self, policy: ExecutionPolicy) -> Chosen:
+        """Return the backend for ``policy``.
+
+        Raises:
+            IsolationUnavailable: this host cannot give it.
+        """
+        key = policy.digest()
+        if (known := self._chosen.get(key)) is not None:
+            return known
+        async with self._choosing:
+            if key not in self._chosen:
+                self._chosen[key] = await self._choose(policy)
+            return self._chosen[key]
+
+    async def create(self, baseline: Baseline, policy: ExecutionPolicy) -> Box:
+        """Make a box. **Cancellation:** what was made is removed.
+
+        Raises:
+            IsolationUnavailable: this host cannot give the policy.
+            BoxFailed: making it failed; nothing is left.
+        """
+        chosen = await self.backend(policy)
+        box_id = fresh_id("box_")
+        self._making += 1
+        try:
+            box = await chosen.backend.create(box_id, baseline, policy)
+        finally:
+            self._making -= 1
+        self._alive[box_id] = box
+        return box
+
+    async def judge(
+        self,
+        files: Mapping[str, bytes],
+        tests: Tests,
+        *,
+        policy: ExecutionPolicy,
+        timeout_seconds: float,
+    ) -> tuple[Verdict, Usage]:
+        """Grade ``files``; the backend makes and removes the boxes this takes.
+
+        Raises:
+            BoxFailed: an infrastructure fault; never a verdict.
+        """
+        chosen = await self.backend(policy)
+        self._making += 1
+        try:
+            return await chosen.backend.judge(
+                fresh_id("box_"), files, tests, policy=policy, timeout_seconds=timeout_seconds
+            )
+        finally:
+            self._making -= 1
+
+    def discard(self, box: Box) -> None:
+        """See the box gone, in the background."""
+        task = asyncio.create_task(self._tear_down(box), name=f"teardown {box.box_id}")
+        self._teardowns.add(task)
+        task.add_done_callback(self._teardowns.discard)
+
+    async def settled(self) -> None:
+        """Wait until every discarded box is gone or counted as leaked."""
+        while self._teardowns:
+            await asyncio.wait(set(self._teardowns))
+
+    async def sweep(self) -> int:
+        """Remove what dead incarnations left behind; return how many boxes that were."""
+        swept = 0
+        for chosen in self._unique():
+            try:
+                swept += await chosen.backend.sweep()
+            except StokerError as error:
+                # Serving goes on: the count of leaked boxes says that somebody must look.
+                self._unswept += 1
+                self._log.error("box_leaked", error=error.message)
+        return swept
+
+    async def close(self) -> None:
+        """Remove every box and let go of the backends."""
+        for box in list(self._alive.values()):
+            self.discard(box)
+        await self.settled()
+        for chosen in self._unique():
+            try:
+                await chosen.backend.close()
+            except (StokerError, OSError) as error:
+                self._log.error("backend_close_failed", error=str(error))
+
+    def _unique(self) -> list[Chosen]:
+        return list({id(chosen.backend): chosen for chosen in self._chosen.values()}.values())
+
+    async def _tear_down(self, box: Box) -> None:
+        async with self._room:
+            try:
+                await box.destroy()
+            except Exception as error:  # noqa: BLE001 - a failed removal is counted, whatever it was
+                self._stuck[box.box_id] = box
+                self._log.error("box_leaked", box=box.box_id, error=str(error))
+            else:
+                self._stuck.pop(box.box_id, None)
+                self._alive.pop(box.box_id, None)

@@ -1,0 +1,58 @@
+"""The worker's log: JSON lines in ``RUN/logs/worker-NAME.log``, one event name each.
+
+Nothing of a tool's output and no input is ever written here: ids, figures, our own messages.
+"""
+
+from pathlib import Path
+from typing import cast
+
+import structlog
+from structlog.typing import FilteringBoundLogger
+
+EVENTS: dict[str, str] = {
+    "worker_started": "The process is up; says what it offers.",
+    "worker_ended": "The process ends in order.",
+    "worker_failed": "The process cannot serve; ``failed.json`` holds the fault.",
+    "boxes_swept": "Boxes of dead incarnations were removed.",
+    "enrolled": "The ledger knows this incarnation.",
+    "fenced": "Out of contact: boxes killed, environments given up, another incarnation begins.",
+    "finished": "An action's result was handed in, with what the ledger made of it.",
+    "stopped": "A job ended without a result, with the reason.",
+    "stale_result": "A result came under a lease that was no longer ours.",
+    "start_refused": "The ledger refused to let work begin.",
+    "result_refused": "The ledger could not take a result; a typed fault goes instead.",
+    "release_refused": "The ledger refused to take leases back.",
+    "verdict_too_old": "This process was stopped after asking to begin; it asks again.",
+    "ledger_unavailable": "The ledger does not answer; tried again.",
+    "poll_failed": "A poll for work failed; tried again.",
+    "heartbeat_failed": "A heartbeat failed; tried again.",
+    "leases_left_to_run_out": "The ledger could not be told that this worker ends.",
+    "box_leaked": "A box could not be removed.",
+    "backend_close_failed": "A backend could not let go of everything.",
+    "status_not_written": "The status file could not be written.",
+    "idle": "No coordinator and no work for long enough; the worker ends.",
+    "signal": "A signal asked the worker to end.",
+}
+"""Event name → what it says. A line has one of these names (a test holds the worker to it)."""
+
+
+def open_log(path: Path, *, level: str, **fields: str) -> FilteringBoundLogger:
+    """Open the log at ``path`` for appending; every line carries ``fields``.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Lines go out as they are written; the file lives as long as the process.
+    file = path.open("a", encoding="ascii", buffering=1)
+    logger = structlog.wrap_logger(
+        structlog.WriteLogger(file),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+            structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        cache_logger_on_first_use=True,
+    )
+    return cast("FilteringBoundLogger", logger.bind(**fields))

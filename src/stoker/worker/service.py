@@ -1,0 +1,198 @@
+"""Puts a worker together from its settings, and ends it when nobody needs it any more."""
+
+import asyncio
+from contextlib import AsyncExitStack
+
+from structlog.typing import FilteringBoundLogger
+
+from stoker.broker.base import Durability, Ledger, LedgerLimits
+from stoker.broker.client import connect
+from stoker.config.tree import Settings
+from stoker.journal.artifacts import ArtifactStore
+from stoker.model.execution import Baseline, ExecutionPolicy
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.select import choose_backend
+from stoker.seams.clock import SystemClock
+from stoker.seams.faultpoints import declare, reach
+from stoker.seams.locks import lock_is_held
+
+from .boxes import Boxes, Chosen
+from .contact import Contact
+from .environments import Environments
+from .executor import Executor
+from .figures import IsolationFigures, Meters
+from .hands import Hands
+from .home import WorkerHome
+from .loop import Worker
+from .metrics import WorkerMetrics
+from .process import cores
+from .reports import Reports
+from .tools import Tools
+
+CALL_BASELINE = "python"
+"""Baseline of the boxes of stateless tools."""
+_LOOK_SECONDS = 1.0
+
+SWEPT = declare("worker.swept", "boxes of dead incarnations are gone; nothing is enrolled")
+
+
+class Service:
+    """One worker process, from settings to its end."""
+
+    def __init__(self, home: WorkerHome, settings: Settings, log: FilteringBoundLogger) -> None:
+        self._home = home
+        self._settings = settings
+        self._log = log
+        self._clock = SystemClock()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._worker: Worker | None = None
+        self._end_asked = 0
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Drain, or kill."""
+        self._end_asked = max(self._end_asked, 2 if at_once else 1)
+        if self._worker is not None:
+            self._worker.drain()
+            if at_once:
+                self._worker.kill()
+
+    async def open(self, stack: AsyncExitStack, metrics_port: int | None) -> None:
+        """Find backends, sweep, connect.
+
+        Raises:
+            IsolationUnavailable: a class cannot have the isolation it asks for.
+            LedgerUnavailable: there is no ledger to serve.
+        """
+        sandbox = self._settings.sandbox
+        host = await stack.enter_async_context(
+            SandboxHost.open(
+                self._home.directory / "boxes",
+                uid_base=sandbox.uid_base,
+                uid_count=sandbox.uid_count,
+            )
+        )
+
+        async def choose(policy: ExecutionPolicy) -> Chosen:
+            backend = await choose_backend(policy, host)
+            return Chosen(backend, await backend.offer())
+
+        boxes = Boxes(choose, self._log)
+        policies, meters = await self._classes(boxes)
+        meters.swept = await self._sweep(boxes)
+        reach(SWEPT)
+        ledger = await self._connect()
+        stack.push_async_callback(ledger.close)
+        self._worker = self._assemble(ledger, boxes, policies, meters)
+        if metrics_port is not None:
+            metrics = WorkerMetrics(self._worker.figures, metrics_port)
+            meters.listeners.append(metrics.observe)
+            self._tasks.append(asyncio.create_task(metrics.run()))
+        self._log.info(
+            "worker_started",
+            slots={name: meter.slots for name, meter in meters.classes.items()},
+            isolation={name: str(meter.isolation) for name, meter in meters.classes.items()},
+        )
+
+    async def run(self) -> None:
+        """Serve until told to end, or until nobody needs us."""
+        assert self._worker is not None, "opened first"
+        self._tasks.append(asyncio.create_task(self._until_idle(self._worker)))
+        if self._end_asked:
+            self.end(at_once=self._end_asked > 1)
+        try:
+            await self._worker.run()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _classes(self, boxes: Boxes) -> tuple[dict[str, ExecutionPolicy], Meters]:
+        settings = self._settings.workers.classes
+        shared = self._settings.sandbox.accept_shared_kernel
+        policies = {name: s.policy(accept_shared_kernel=shared) for name, s in settings.items()}
+        meters = Meters(
+            {name: s.slots or cores() for name, s in settings.items()}, self._clock.monotonic()
+        )
+        for name, policy in policies.items():
+            offer = (await boxes.backend(policy)).offer
+            meters.classes[name].isolation = IsolationFigures(
+                isolation=offer.isolation.value,
+                rung=offer.rung.value,
+                shared_kernel=offer.shared_kernel,
+            )
+        return policies, meters
+
+    async def _sweep(self, boxes: Boxes) -> int:
+        swept = await boxes.sweep()
+        if swept:
+            self._log.warning("boxes_swept", boxes=swept)
+        return swept
+
+    async def _connect(self) -> Ledger:
+        ledger = self._settings.ledger
+        return await connect(
+            self._home.run_directory / "ledger",
+            role="worker",
+            limits=LedgerLimits(
+                queued_max=ledger.queued_max,
+                queued_per_class_max=ledger.queued_max,
+                results_max=ledger.results_max,
+                outstanding_per_rollout_max=ledger.outstanding_per_rollout_max,
+                lease_seconds=ledger.lease,
+                grace_seconds=ledger.lease,
+            ),
+            durability=Durability(ledger.durability),
+            idle_exit_seconds=ledger.idle_exit,
+        )
+
+    def _assemble(
+        self, ledger: Ledger, boxes: Boxes, policies: dict[str, ExecutionPolicy], meters: Meters
+    ) -> Worker:
+        environments = Environments(boxes)
+        known = self._settings.sandbox.baselines.get(CALL_BASELINE)
+        baseline = Baseline(name=CALL_BASELINE, environment=known.environment if known else {})
+        executor = Executor(
+            Tools(boxes, environments, policies, baseline),
+            environments,
+            ArtifactStore(self._home.run_directory / "artifacts"),
+        )
+
+        def hands(reports: Reports, contact: Contact) -> Hands:
+            return Hands(
+                reports=reports,
+                executor=executor,
+                environments=environments,
+                contact=contact,
+                meters=meters,
+                clock=self._clock,
+                log=self._log,
+            )
+
+        return Worker(
+            ledger=ledger,
+            home=self._home,
+            boxes=boxes,
+            environments=environments,
+            make_hands=hands,
+            meters=meters,
+            clock=self._clock,
+            log=self._log,
+        )
+
+    async def _until_idle(self, worker: Worker) -> None:
+        """End the worker when no coordinator lived and nothing was leased for long enough."""
+        limit = self._settings.workers.idle_exit
+        lock = self._home.run_directory / "coordinator.lock"
+        seen = self._clock.monotonic()
+        while True:
+            await asyncio.sleep(min(_LOOK_SECONDS, limit / 4))
+            now = self._clock.monotonic()
+            if lock_is_held(lock):
+                seen = now
+            alone = now - seen >= limit
+            if alone and worker.idle_seconds >= limit:
+                self._log.info("idle", seconds=limit)
+                worker.drain()
+            elif alone and worker.silent_seconds >= limit:
+                self._log.warning("idle", seconds=limit, ledger="out of reach")
+                worker.kill()
