@@ -1,0 +1,56 @@
+"""What admission is told once a second: differences of counters since it was told before."""
+
+from stoker.broker.base import StatsReply
+from stoker.coordinator.admission import Admission, AdmissionChange, AdmissionSample
+from stoker.coordinator.figures import RunFigures
+from stoker.coordinator.lane import Lane
+
+
+class AdmissionFeed:
+    """Turns the run's counters into samples."""
+
+    def __init__(
+        self, admission: Admission, lane: Lane, figures: RunFigures, results_max: int
+    ) -> None:
+        self._admission = admission
+        self._lane = lane
+        self._figures = figures
+        self._results_max = results_max
+        self._totals = lane.totals()
+        self._thinks = 0
+        self._think_seconds = 0.0
+
+    def sample(
+        self, *, active: int, boxes_reserved: int, stats: StatsReply | None
+    ) -> AdmissionChange | None:
+        """Tell admission how things are; return what it changed, if anything."""
+        lane = self._lane.figures(self._totals)
+        self._totals = self._lane.totals()
+        return self._admission.observe(
+            AdmissionSample(
+                active=active,
+                ready=lane.ready,
+                running=lane.running,
+                window=lane.window,
+                room_share=lane.room_share,
+                queue_seconds={
+                    name: found.oldest_queued_seconds for name, found in stats.classes.items()
+                }
+                if stats
+                else {},
+                results_share=stats.unacknowledged / self._results_max if stats else 0.0,
+                kv_share=lane.kv_share,
+                boxes_reserved=boxes_reserved,
+                service_seconds=lane.service_seconds,
+                think_seconds=self._think(),
+                capacity_calls_per_second=lane.capacity_calls_per_second,
+            )
+        )
+
+    def _think(self) -> float | None:
+        """Return the mean time from an answer to the next model call since the sample before."""
+        count = self._figures.thinks - self._thinks
+        seconds = self._figures.think_seconds - self._think_seconds
+        self._thinks += count
+        self._think_seconds += seconds
+        return seconds / count if count else None
