@@ -38,7 +38,7 @@ def show(
     run: RunArgument,
     rollout: Annotated[
         str | None,
-        typer.Argument(metavar="[ROLLOUT]", help="Its id, the beginning of it, or its task."),
+        typer.Argument(metavar="ROLLOUT", help="Its id, the beginning of it, or its task."),
     ] = None,
     runs: RunsOption = RUNS_DIRECTORY,
     as_json: JsonOption = False,

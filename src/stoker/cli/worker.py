@@ -19,7 +19,8 @@ def worker(
     """Run actions of a run until it ends or Ctrl-C."""
     from stoker.coordinator.record import find_run
 
-    directory = find_run(run, runs).path
-    arguments = ["-m", "stoker.worker.main", "--run", str(directory), "--name", name]
+    found = find_run(run, runs)
+    where = ["--run-directory", str(found.path), "--settings", str(found.settings)]
+    command = [sys.executable, "-m", "stoker.worker.main", *where, "--name", name]
     # The worker takes this process's place: signals and its exit code are its own.
-    os.execv(sys.executable, [sys.executable, *arguments])  # noqa: S606 - our own module
+    os.execv(sys.executable, command)  # noqa: S606 - our own module

@@ -1,0 +1,154 @@
+"""Write docs/reference from the code: settings, metrics and log events, errors.
+
+``python tools/reference.py`` rewrites the pages; a golden test holds them to the code. The pages
+state the present only, and a name that is not in the code cannot be in them.
+"""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import annotated_types
+from pydantic.fields import FieldInfo
+
+from stoker import errors
+from stoker.config import keys
+from stoker.config.load import load_settings
+from stoker.config.show import meaning, rows, value_text
+from stoker.observe.catalogue import LOG_EVENTS, METRICS
+
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+MADE = "<!-- Made by tools/reference.py from the code; do not edit. -->"
+
+
+def main() -> int:
+    """Write every page; say which changed."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, text in pages().items():
+        page = FOLDER / name
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+            print(f"wrote {page.relative_to(FOLDER.parent.parent)}")
+    return 0
+
+
+def pages() -> dict[str, str]:
+    """Return file name → content of every page."""
+    return {
+        "settings.md": "\n".join([MADE, *settings(), ""]),
+        "metrics.md": "\n".join([MADE, *metrics(), ""]),
+        "errors.md": "\n".join([MADE, *error_codes(), ""]),
+    }
+
+
+def settings() -> Iterator[str]:
+    """Yield the page of settings."""
+    yield from (
+        "# Settings",
+        "",
+        "Precedence: defaults < TOML (`--config FILE`) < environment < `--set KEY=VALUE`. In the",
+        "environment a setting is `STOKER_` and its key in capitals, two underscores for each dot:",
+        "`STOKER_WORKERS__CLASSES__FAST__SLOTS=4`. Durations take `ms`, `s`, `m`, `h`, `d`; sizes",
+        "take `B`, `KiB`, `MiB`, `GiB`, `TiB`; plain numbers are seconds and bytes. `NAME` is a",
+        "name of your choice. An unknown or unusable setting is refused with file and line.",
+        "`stoker config show` prints each value with its origin.",
+    )
+    defaults = {row.key: row.value for row in rows(load_settings())}
+    section = ""
+    for key in keys.all_keys():
+        if key.path[0] != section:
+            section = key.path[0]
+            yield from (
+                "",
+                f"## {section}",
+                "",
+                "| key | default | meaning |",
+                "| --- | --- | --- |",
+            )
+        yield f"| `{keys.dotted(key.path)}` | {_default(key, defaults)} | {_meaning(key)} |"
+
+
+def metrics() -> Iterator[str]:
+    """Yield the page of metrics and log events."""
+    yield from (
+        "# Metrics and log events",
+        "",
+        "Prometheus, on loopback where `observe.metrics_port` says so. The lane's active share is",
+        "`stoker_lane_active_seconds_total` over `stoker_lane_seconds_total`; read it together",
+        "with throughput, batch occupancy and idle-while-ready, since a lane of tiny batches is",
+        "busy and slow at once.",
+        "",
+        "| metric | kind | labels | what it says | measured by |",
+        "| --- | --- | --- | --- | --- |",
+    )
+    for metric in METRICS:
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
+        yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | {metric.where} |"
+    yield from ("", "## Log events", "", "| event | what it says |", "| --- | --- |")
+    for name, says in LOG_EVENTS.items():
+        yield f"| `{name}` | {says} |"
+
+
+def error_codes() -> Iterator[str]:
+    """Yield the page of errors."""
+    yield from (
+        "# Errors",
+        "",
+        "Every error has a stable code, a side whose fault it is, and says whether another try can",
+        "help. Errors of the caller end a command with exit code 2 and one sentence. An",
+        "infrastructure fault taints its rollout and can never become a reward.",
+        "",
+        "| code | side | retryable | what happened |",
+        "| --- | --- | --- | --- |",
+    )
+    for cls in sorted(_classes(errors.StokerError), key=lambda c: (c.side.value, c.code)):
+        says = (cls.__doc__ or "").strip().splitlines()[0]
+        yield f"| `{cls.code}` | {cls.side} | {'yes' if cls.retryable else 'no'} | {says} |"
+
+
+def _classes(base: type[errors.StokerError]) -> Iterator[type[errors.StokerError]]:
+    if base.__module__ == errors.__name__:
+        yield base
+    for cls in base.__subclasses__():
+        yield from _classes(cls)
+
+
+def _default(key: keys.Key, defaults: dict[str, str]) -> str:
+    named = keys.dotted(key.path)
+    for name in ("fast", "python"):
+        shown = defaults.get(named.replace(keys.ENTRY, name))
+        if shown is not None:
+            return f"`{shown}`"
+    if key.field is None or key.field.is_required():
+        return "required"
+    return f"`{value_text(key.path, key.field.get_default(call_default_factory=True))}`"
+
+
+def _meaning(key: keys.Key) -> str:
+    parts = [meaning(key.path)]
+    if key.field is not None:
+        parts += _bounds(key.field)
+    return " ".join(part for part in parts if part).replace("|", "\\|").replace("``", "`")
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    least = greatest = None
+    for item in field.metadata:
+        least = getattr(item, "ge", least) if isinstance(item, annotated_types.Ge) else least
+        greatest = item.le if isinstance(item, annotated_types.Le) else greatest
+    options = getattr(field.annotation, "__args__", ())
+    if options and all(isinstance(option, str) for option in options):
+        yield f"One of {', '.join(f'`{option}`' for option in options)}."
+    members = getattr(field.annotation, "__members__", {})
+    if members:
+        yield f"One of {', '.join(f'`{member.value}`' for member in members.values())}."
+    if least is not None and greatest is not None:
+        yield f"{least} to {greatest}."
+    elif least is not None:
+        yield f"At least {least}."
+    elif greatest is not None:
+        yield f"At most {greatest}."
+
+
+if __name__ == "__main__":
+    sys.exit(main())
