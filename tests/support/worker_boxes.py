@@ -118,9 +118,11 @@ class Bench:
             )
         )
 
-    async def open(self, name: str = "env_a", generation: int = 0, **files: bytes) -> Completion:
+    async def open(
+        self, name: str = "env_a", generation: int = 0, files: dict[str, bytes] | None = None
+    ) -> Completion:
         """Open an environment."""
-        request = OpenRequest(baseline=Baseline(), policy=self.policy, files=files)
+        request = OpenRequest(baseline=Baseline(), policy=self.policy, files=files or {})
         return await self.do(
             make_action(
                 "environment.open",

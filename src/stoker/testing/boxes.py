@@ -10,6 +10,8 @@ It isolates nothing and never claims to: its offer says ``process`` and it refus
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
+
 from stoker.errors import BoxFailed, IsolationUnavailable, ToolRefused
 from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Rung, Trust
@@ -124,6 +126,8 @@ class MemoryBox:
         self.killed = 0
         """Programs that were cut short."""
         self.lost = False
+        self.interrupted = False
+        """A program was cut short here; told to every later one."""
         self._backend = backend
         self._busy = False
 
@@ -141,9 +145,12 @@ class MemoryBox:
             result = RunResult(signal=9, timed_out=True)
         except asyncio.CancelledError:
             self.killed += 1
+            self.interrupted = True
             raise
         finally:
             self._busy = False
+        result = msgspec.structs.replace(result, interrupted_before=self.interrupted)
+        self.interrupted = self.interrupted or result.timed_out or result.limit is not None
         written = result.stdout.total_bytes + result.stderr.total_bytes
         return BoxRun(result=result, usage=Usage(output_bytes=written), box_lost=self.lost)
 

@@ -2,7 +2,7 @@
 
 An action meant for another generation, or for an environment that is not here, is answered with
 ``environment_lost``; it never meets the bare baseline by mistake. After a timeout the files are
-kept and the next program that runs there is told once that it follows an interruption.
+kept and every later program that runs there is told that the environment had been interrupted.
 """
 
 import asyncio
@@ -26,12 +26,7 @@ class HeldEnvironment:
     generation: int
     box: Box
     interrupted: bool = False
-    """Its last action was cut short; told to the next program that runs in it."""
-
-    def tell_interrupted(self) -> bool:
-        """Return whether it was interrupted, and forget it: it is told once."""
-        told, self.interrupted = self.interrupted, False
-        return told
+    """One of its actions was cut short: processes were killed, files kept."""
 
 
 class Environments:

@@ -5,7 +5,7 @@ bounded and typed, and the worker lives (A25). An infrastructure fault is an ``e
 of that side, never an observation.
 """
 
-from stoker.errors import EnvironmentLost, StokerError, ToolRefused
+from stoker.errors import EnvironmentLost, ToolRefused
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 from stoker.model.tools import CallResult
 
@@ -29,7 +29,10 @@ class Executor:
             content = await fetch(attempt.action.input, self._artifacts)
             done = await self._tools.carry_out(attempt, content)
         except TimeoutError:
-            done = Done(status=CompletionStatus.TIMED_OUT, environment=self._state(attempt))
+            state = self._state(attempt)
+            if state is EnvironmentState.CLEAN:
+                state = EnvironmentState.INTERRUPTED
+            done = Done(status=CompletionStatus.TIMED_OUT, environment=state)
             return attempt.completion(done, None)
         except Exception as error:  # noqa: BLE001 - the named boundary: the worker outlives any tool
             return self._failed(attempt, error)
@@ -61,7 +64,7 @@ class Executor:
         if action.environment_id is None:
             return EnvironmentState.NONE
         try:
-            held = self._environments.get(action.environment_id, action.generation)
-        except StokerError:
+            self._environments.get(action.environment_id, action.generation)
+        except EnvironmentLost:
             return EnvironmentState.LOST
-        return EnvironmentState.INTERRUPTED if held.interrupted else EnvironmentState.CLEAN
+        return EnvironmentState.CLEAN

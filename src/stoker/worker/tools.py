@@ -127,7 +127,7 @@ class Tools:
             ran = await self._in_box(held.box, request, attempt)
         if ran.box_lost:
             self._environments.drop(held.environment_id)
-        held.interrupted = ran.result.timed_out or ran.result.limit is not None
+        held.interrupted = told or ran.result.timed_out or ran.result.limit is not None
         return Done(
             status=_status(ran.result),
             result=msgspec.structs.replace(ran.result, interrupted_before=told),
