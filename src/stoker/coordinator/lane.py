@@ -192,7 +192,7 @@ class Lane:
         replica.running += 1
         try:
             generation = await self._bounded(replica, request)
-        except ModelUnavailable as error:
+        except ModelUnavailable:
             self._failed(replica)
             raise
         else:

@@ -13,7 +13,7 @@ import json
 from array import array
 from hashlib import shake_128
 
-from stoker.model.generation import GenerateRequest, Message, Role, ToolCall, ToolSpec
+from stoker.model.generation import GenerateRequest, Message, Role, ToolSpec
 from stoker.model.value import canonical_bytes
 
 SPEAKERS = {Role.SYSTEM: 256, Role.USER: 257, Role.ASSISTANT: 258, Role.TOOL: 259}
@@ -49,7 +49,7 @@ def message_text(message: Message) -> str:
     """Return what a message shows: its content, then tool calls its content does not hold yet."""
     if not message.tool_calls or _CALL_OPEN in message.content:
         return message.content
-    calls = [render_call(call.name, _arguments(call)) for call in message.tool_calls]
+    calls = [render_call(call.name, call.arguments) for call in message.tool_calls]
     return "\n".join(filter(None, [message.content, *calls]))
 
 
@@ -76,10 +76,6 @@ def derived_logprobs(ids: "array[int]", seed: int) -> "array[float]":
     """Return one log-probability in [-2, 0] per id, the same for the same ids and seed."""
     stream = shake_128(ids.tobytes() + str(seed).encode()).digest(len(ids))
     return array("f", (byte / -127.5 for byte in stream))
-
-
-def _arguments(call: ToolCall) -> object:
-    return call.raw or call.arguments
 
 
 def _append_tools(ids: "array[int]", tools: tuple[ToolSpec, ...]) -> None:

@@ -5,7 +5,9 @@ sequence one token; a sequence decodes in the step that ends its prefill. Calls 
 first served, up to ``window``, when their uncached tokens plus 1 % fit in what running sequences
 leave of the KV cache; overflow preempts the newest, which starts again with all it had to prefill.
 Nothing changes between steps, so equal steps are taken in one jump up to the next finish; an
-arrival or abort ends the jump at the step then under way.
+arrival or abort ends the jump at the step then under way. When a step gave calls back, and when an
+idle device gets its first call, the next step begins only when told to (``begin``): calls of one
+moment, and those that take the places just given back, share a step.
 
 The caller brings the time. ``advance`` applies every step that has ended by then, at the moment it
 ended, however late the caller is: the figures do not depend on who drives it.
@@ -75,6 +77,10 @@ class _Plan:
     def end(self) -> float:
         return self.start + self.steps * self.seconds
 
+    def leave(self, call: DeviceCall) -> None:
+        self.decoding = [one for one in self.decoding if one is not call]
+        self.prefill = [part for part in self.prefill if part[0] is not call]
+
 
 class Device:
     """One replica's device; see the module."""
@@ -90,6 +96,7 @@ class Device:
         self._held = 0
         self._idle = PrefixCache()
         self._plan: _Plan | None = None
+        self._start_at: float | None = None
         self._accrued_at = now
         self._active = self._sequence_seconds = 0.0
         self._sampled = self._prefilled = 0
@@ -111,39 +118,54 @@ class Device:
         self._accrue(now)
         if call in self._waiting:
             self._waiting.remove(call)
+            if not self._running and not self._waiting:
+                self._start_at = None
         elif call in self._running:
             self._drop(call)
-            plan = self._plan
-            assert plan is not None
-            if call in plan.decoding:
-                plan.decoding.remove(call)
-            plan.prefill = [part for part in plan.prefill if part[0] is not call]
+            if self._plan is not None:
+                self._plan.leave(call)
             self._interrupt(now)
 
+    @property
+    def start_at(self) -> float | None:
+        """When the next step starts if ``begin`` is called now; ``None``: none is due."""
+        return self._start_at
+
     def next_event(self) -> float | None:
-        """Return when something changes next by itself, or ``None`` when nothing runs."""
+        """Return when ``advance`` is wanted next; ``None``: nothing is under way."""
         return self._plan.end if self._plan is not None else None
+
+    def begin(self) -> None:
+        """Start the next step if one is due, at the moment the last of its calls came."""
+        if self._start_at is not None:
+            at, self._start_at = self._start_at, None
+            self._begin(at)
 
     def advance(self, now: float) -> list[DeviceCall]:
         """Apply every step that ended by ``now``; return the calls that finished, in order."""
         finished: list[DeviceCall] = []
         while (plan := self._plan) is not None:
             if now + _TICK < plan.end:
-                done = int((now + _TICK - plan.start) / plan.seconds)
-                if done > 0:
-                    self._apply(plan, done)
-                    plan.start += done * plan.seconds
-                    plan.steps -= done
+                steps = int((now + _TICK - plan.start) / plan.seconds)
+                if steps > 0:
+                    self._apply(plan, steps)
+                    plan.start += steps * plan.seconds
+                    plan.steps -= steps
                 break
             end = plan.end
             self._accrue(end)
             self._apply(plan, plan.steps)
-            for call in [c for c in plan.decoding if c.sampled >= c.sample_tokens]:
+            done = [call for call in plan.decoding if call.sampled >= call.sample_tokens]
+            if not done:
+                self._begin(end)
+                continue
+            for call in done:
                 self._drop(call)
                 self._idle.put(Prefix(call.owner, call.context, call.held_tokens))
-                finished.append(call)
-            self._begin(end)
-        self._accrue(now)
+            finished += done
+            self._plan = None
+            self._start_at = end if self._running or self._waiting else None
+        self._accrue(now if self._start_at is None else min(now, self._start_at))
         return finished
 
     def load(self) -> DeviceLoad:
@@ -168,11 +190,12 @@ class Device:
             self._sequence_seconds += seconds * len(self._running)
 
     def _interrupt(self, now: float) -> None:
-        """End the jump after the step under way, or at once when nobody is in it any more."""
-        if self._plan is None or not self._running:
-            self._begin(now)
-        else:
+        """End the jump after the step under way; with nobody in it, wait to be told to begin."""
+        if self._plan is not None and self._running:
             self._plan.steps = 1
+            return
+        self._plan = None
+        self._start_at = now if self._running or self._waiting else None
 
     def _begin(self, now: float) -> None:
         """Start what fits and plan the next steps from ``now``."""

@@ -1,0 +1,156 @@
+"""Admission: what each sample leads to, and how the loop behaves over a simulated lane."""
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from stoker.config.tree import AdmissionSettings
+from stoker.coordinator.admission import (
+    LOWER_PAUSE_SECONDS,
+    SETTLE_SECONDS,
+    Admission,
+    AdmissionSample,
+)
+from stoker.errors import ConfigInvalid
+from stoker.seams.clock import Instant
+
+WINDOW = 8
+
+
+class HandClock:
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def monotonic(self) -> float:
+        return self.at
+
+    def now(self) -> Instant:
+        return Instant(boot=self.at, wall=self.at)
+
+
+def _admission(**keys: object) -> tuple[Admission, HandClock]:
+    clock = HandClock()
+    return Admission(AdmissionSettings.model_validate(keys), clock), clock
+
+
+def _sample(active: int, **keys: object) -> AdmissionSample:
+    plain = AdmissionSample(active=active, ready=0, running=0, window=WINDOW, room_share=0.5)
+    return msgspec.structs.replace(plain, **keys)
+
+
+def test_fixed_keeps_active_max_whatever_is_measured() -> None:
+    admission, clock = _admission(mode="fixed", active_max=33)
+    for share in (0.0, 1.0):
+        clock.at += 10
+        assert admission.observe(_sample(33, results_share=share)) is None
+        assert admission.target() == 33
+
+
+def test_it_starts_where_it_is_told_and_never_above_the_most() -> None:
+    assert _admission(active_start=5)[0].target() == 5
+    assert _admission(active_start=50, active_max=20)[0].target() == 20
+
+
+def test_it_rises_by_a_quarter_while_the_lane_has_room_and_says_why() -> None:
+    admission, _ = _admission(active_start=16)
+    change = admission.observe(_sample(16))
+    assert change is not None
+    assert (change.before, change.after) == (16, 20)
+    assert change.reason == (
+        "target raised from 16 to 20: 50% of the lane's window is unused with nothing ready"
+    )
+
+
+def test_it_heads_for_saturation_by_littles_law_in_bounded_steps() -> None:
+    # One call takes 1 s, rollouts think for 9: 8 at once need (9 + 1) * 8 = 80 rollouts.
+    admission, clock = _admission(active_start=16)
+    measured = {"service_seconds": 1.0, "think_seconds": 9.0, "capacity_calls_per_second": 8.0}
+    targets = []
+    for _ in range(4):
+        change = admission.observe(_sample(admission.target(), **measured))
+        assert change is not None
+        targets.append(change.after)
+        clock.at += SETTLE_SECONDS
+    assert targets == [32, 64, 100, 125]  # doubled at most; 1.25 * 80; then by quarters
+    last = admission.observe(_sample(125, room_share=0.01, **measured))
+    assert last is None
+
+
+def test_it_waits_for_a_change_to_show_and_for_the_target_to_bind() -> None:
+    admission, clock = _admission(active_start=16)
+    assert admission.observe(_sample(16)) is not None
+    assert admission.observe(_sample(20)) is None
+    clock.at += SETTLE_SECONDS
+    assert admission.observe(_sample(17)) is None  # rollouts are not limited by the target
+    assert admission.observe(_sample(20)) is not None
+
+
+@pytest.mark.parametrize(
+    "pressed",
+    [
+        {"results_share": 0.75},
+        {"kv_share": 0.9},
+        {"ready": WINDOW // 2},
+        {"queue_seconds": {"fast": 0.0, "tests": 5.0}},
+    ],
+)
+def test_a_mark_holds(pressed: dict[str, Any]) -> None:
+    admission, clock = _admission(active_start=16)
+    for _ in range(5):
+        clock.at += 10
+        assert admission.observe(_sample(16, **pressed)) is None
+    assert admission.target() == 16
+
+
+@pytest.mark.parametrize(
+    ("pressed", "says"),
+    [
+        ({"results_share": 0.95}, "results not acknowledged"),
+        ({"kv_share": 0.99}, "KV cache"),
+        ({"ready": 3 * WINDOW}, "ready calls"),
+        ({"queue_seconds": {"fast": 0.0, "tests": 90.0}}, "worker class tests"),
+    ],
+)
+def test_a_mark_passed_twice_running_lowers_and_then_rests(
+    pressed: dict[str, Any], says: str
+) -> None:
+    admission, clock = _admission(active_start=100)
+    assert admission.observe(_sample(100, **pressed)) is None
+    assert admission.observe(_sample(100)) is not None  # one sample is no trend
+    target = admission.target()
+    assert admission.observe(_sample(target, **pressed)) is None
+    change = admission.observe(_sample(target, **pressed))
+    assert change is not None
+    assert change.after == int(target * 0.9)
+    assert says in change.reason
+    for _ in range(3):  # nothing moves while the last step has not shown
+        assert admission.observe(_sample(target, **pressed)) is None
+        assert admission.observe(_sample(target)) is None
+    clock.at += LOWER_PAUSE_SECONDS
+    assert admission.observe(_sample(change.after)) is not None
+
+
+def test_lowering_ends_at_one() -> None:
+    admission, clock = _admission(active_start=4)
+    for _ in range(100):
+        clock.at += LOWER_PAUSE_SECONDS
+        admission.observe(_sample(admission.target(), results_share=1.0))
+    assert admission.target() == 1
+
+
+def test_a30_boxes_are_reserved_before_a_rollout_starts() -> None:
+    admission, _ = _admission(active_start=10, boxes_max=4)
+    assert admission.may_admit(0, 0, 2) is None
+    assert admission.may_admit(1, 2, 2) is None
+    held = admission.may_admit(2, 4, 2)
+    assert held == "4 of 4 boxes are reserved and it needs 2 (admission.boxes_max)"
+    assert admission.may_admit(3, 4, 0) is None
+    assert admission.may_admit(10, 0, 0) == "10 rollouts are active and the target is 10"
+
+
+def test_a_rollout_that_could_never_start_is_refused_at_once() -> None:
+    admission, _ = _admission(boxes_max=4)
+    admission.require_fit(4)
+    with pytest.raises(ConfigInvalid, match=r"reserves 5 boxes .*admission.boxes_max is 4"):
+        admission.require_fit(5)
