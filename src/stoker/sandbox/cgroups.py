@@ -1,0 +1,380 @@
+"""Control groups of boxes, versions 1 and 2 behind one small interface.
+
+One group per box, reused by its actions, so verdicts are *differences* of cumulative counters:
+``memory`` from the kernel's own count of kills, ``pids`` from its count of refused forks, CPU time
+over all processes that ever were in the box. A group is named after the worker's state directory
+and the box, so that a later incarnation finds what a dead one left.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from stoker.errors import BoxFailed
+from stoker.model.execution import Limits
+
+_V1_CONTROLLERS = ("memory", "pids", "cpuacct", "freezer")
+_V2_CONTROLLERS = {"memory", "pids", "cpu"}
+_UNLIMITED = 1 << 60
+_KILL_PAUSE_SECONDS = 0.002
+_FREEZE_AFTER = 3
+"""Rounds of plain killing before the group is frozen first: a fork bomb outruns plain killing."""
+_KILL_ROUNDS_MAX = 2500
+_REMOVE_ROUNDS_MAX = 500
+
+
+class Counters(NamedTuple):
+    """Cumulative figures of a group."""
+
+    cpu_seconds: float
+    memory_kills: int
+    refused_forks: int
+    memory_peak_bytes: int | None
+
+
+class Group(Protocol):
+    """The control group of one box."""
+
+    directories: tuple[str, ...]
+
+    def join_descriptors(self) -> list[int]:
+        """Open each ``cgroup.procs``; whoever writes ``0`` there joins. The caller closes them."""
+        ...
+
+    def counters(self) -> Counters:
+        """Read the cumulative figures."""
+        ...
+
+    def reset_peak(self) -> None:
+        """Begin a new maximum of memory, where the kernel can."""
+        ...
+
+    def close(self) -> None:
+        """Close the descriptors held."""
+        ...
+
+
+class Tree(Protocol):
+    """Where groups are made on this host."""
+
+    version: int
+
+    def create(self, name: str, limits: Limits) -> Group:
+        """Make a group with ``limits``."""
+        ...
+
+    def directories(self, name: str) -> tuple[str, ...]:
+        """Where a group of this name lies, whether or not it exists."""
+        ...
+
+    def find(self, prefix: str) -> set[str]:
+        """Return the names of groups that begin so."""
+        ...
+
+
+# --- version 1 -------------------------------------------------------------------------------
+
+
+class TreeV1:
+    """One hierarchy per controller."""
+
+    version = 1
+
+    def __init__(self, parents: dict[str, str]) -> None:
+        self._parents = parents
+
+    def directories(self, name: str) -> tuple[str, ...]:
+        """Return one directory per hierarchy; the freezer first, memory last."""
+        found = dict.fromkeys(
+            str(Path(self._parents[c]) / name) for c in ("freezer", "pids", "cpuacct", "memory")
+        )
+        return tuple(found)
+
+    def create(self, name: str, limits: Limits) -> Group:
+        """Make a directory in each hierarchy and set its limits."""
+        directories = self.directories(name)
+        try:
+            for directory in directories:
+                Path(directory).mkdir()
+            memory = Path(self._parents["memory"]) / name
+            _write(memory / "memory.limit_in_bytes", limits.memory_bytes)
+            with contextlib.suppress(OSError):  # hosts without swap accounting have no such file
+                _write(memory / "memory.memsw.limit_in_bytes", limits.memory_bytes)
+            _write(Path(self._parents["pids"]) / name / "pids.max", limits.processes_max)
+            return _GroupV1(name, self._parents, directories)
+        except OSError as error:
+            remove_directories(directories)
+            raise BoxFailed(
+                f"control group {name} could not be made ({error}); nothing of it is left"
+            ) from error
+
+    def find(self, prefix: str) -> set[str]:
+        """Return the names of groups that begin so."""
+        return {
+            entry.name
+            for parent in set(self._parents.values())
+            for entry in os.scandir(parent)
+            if entry.name.startswith(prefix)
+        }
+
+
+class _GroupV1:
+    def __init__(self, name: str, parents: dict[str, str], directories: tuple[str, ...]) -> None:
+        self.directories = directories
+        self._peak = str(Path(parents["memory"]) / name / "memory.max_usage_in_bytes")
+        self._files = [
+            os.open(Path(parents[controller]) / name / file, os.O_RDONLY | os.O_CLOEXEC)
+            for controller, file in (
+                ("cpuacct", "cpuacct.usage"),
+                ("memory", "memory.oom_control"),
+                ("pids", "pids.events"),
+            )
+        ]
+
+    def join_descriptors(self) -> list[int]:
+        return _open_joins(self.directories)
+
+    def counters(self) -> Counters:
+        usage, control, events = (os.pread(file, 4096, 0) for file in self._files)
+        return Counters(
+            int(usage) / 1e9,
+            _field(control, b"oom_kill"),
+            _field(events, b"max"),
+            self._read_peak(),
+        )
+
+    def _read_peak(self) -> int | None:
+        with contextlib.suppress(OSError, ValueError):
+            return int(Path(self._peak).read_bytes())
+        return None
+
+    def reset_peak(self) -> None:
+        with contextlib.suppress(OSError):
+            _write(Path(self._peak), 0)
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.pop())
+
+
+# --- version 2 -------------------------------------------------------------------------------
+
+
+class TreeV2:
+    """The single hierarchy; ``parent`` has memory, pids and cpu enabled for its children."""
+
+    version = 2
+
+    def __init__(self, parent: str) -> None:
+        self._parent = parent
+
+    def directories(self, name: str) -> tuple[str, ...]:
+        """Return its one directory."""
+        return (str(Path(self._parent) / name),)
+
+    def create(self, name: str, limits: Limits) -> Group:
+        """Make the directory and set its limits."""
+        directory = Path(self._parent) / name
+        try:
+            directory.mkdir()
+            _write(directory / "memory.max", limits.memory_bytes)
+            with contextlib.suppress(OSError):  # absent without swap
+                _write(directory / "memory.swap.max", 0)
+            with contextlib.suppress(OSError):  # kernels before 4.19
+                _write(directory / "memory.oom.group", 1)
+            _write(directory / "pids.max", limits.processes_max)
+            return _GroupV2(directory)
+        except OSError as error:
+            remove_directories((str(directory),))
+            raise BoxFailed(
+                f"control group {name} could not be made ({error}); nothing of it is left"
+            ) from error
+
+    def find(self, prefix: str) -> set[str]:
+        """Return the names of groups that begin so."""
+        return {e.name for e in os.scandir(self._parent) if e.name.startswith(prefix)}
+
+
+class _GroupV2:
+    def __init__(self, directory: Path) -> None:
+        self.directories: tuple[str, ...] = (str(directory),)
+        self._directory = directory
+        self._files = [
+            os.open(directory / name, os.O_RDONLY | os.O_CLOEXEC)
+            for name in ("cpu.stat", "memory.events", "pids.events")
+        ]
+
+    def join_descriptors(self) -> list[int]:
+        return _open_joins(self.directories)
+
+    def counters(self) -> Counters:
+        cpu, memory, pids = (os.pread(file, 4096, 0) for file in self._files)
+        peak = None
+        with contextlib.suppress(OSError, ValueError):
+            peak = int((self._directory / "memory.peak").read_bytes())
+        return Counters(
+            _field(cpu, b"usage_usec") / 1e6,
+            _field(memory, b"oom_kill"),
+            _field(pids, b"max"),
+            peak,
+        )
+
+    def reset_peak(self) -> None:
+        """Nothing: a reset holds only for the descriptor that wrote it."""
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.pop())
+
+
+# --- what both share -------------------------------------------------------------------------
+
+
+def find_tree() -> tuple[Tree | None, str]:
+    """Return where this process may make groups, or ``None`` and why not."""
+    mounts = _mounts()
+    v1 = {c: _v1_parent(mounts[c], c) for c in _V1_CONTROLLERS if c in mounts}
+    if len(v1) == len(_V1_CONTROLLERS):
+        if all(os.access(parent, os.W_OK) for parent in v1.values()):
+            return TreeV1(v1), "version 1"
+        return None, "control groups (version 1) are not writable for this user"
+    unified = mounts.get("unified")
+    if unified is None:
+        return None, "no control group file system is mounted"
+    return _unified_tree(unified)
+
+
+def _unified_tree(root: str) -> tuple[Tree | None, str]:
+    enabled = Path(root) / "cgroup.subtree_control"
+    try:
+        missing = _V2_CONTROLLERS - set(enabled.read_text().split())
+        if missing:
+            enabled.write_text(" ".join(f"+{name}" for name in sorted(missing)))
+    except OSError as error:
+        return None, f"control groups (version 2) are not delegated to this user ({error.strerror})"
+    if not os.access(root, os.W_OK):
+        return None, "control groups (version 2) are not writable for this user"
+    return TreeV2(root), "version 2"
+
+
+def _mounts() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, target, kind, options, *_ = line.split()
+        if kind == "cgroup":
+            found |= {c: target for c in _V1_CONTROLLERS if c in options.split(",")}
+        elif kind == "cgroup2":
+            found["unified"] = target
+    return found
+
+
+def _v1_parent(mount: str, controller: str) -> str:
+    """Return the hierarchy's root, or our own group where it holds us to a memory limit."""
+    if controller != "memory":
+        return mount
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            own = Path(mount + path)
+            with contextlib.suppress(OSError, ValueError):
+                # Boxes must not escape a limit that the operator put on their worker.
+                if int((own / "memory.limit_in_bytes").read_text()) < _UNLIMITED:
+                    return str(own)
+    return mount
+
+
+async def kill_all(directories: tuple[str, ...]) -> None:
+    """Kill every process of the group until none is left; zombies do not count.
+
+    Raises:
+        BoxFailed: something survived (a process stuck in the kernel).
+    """
+    pause = _KILL_PAUSE_SECONDS
+    for attempt in range(_KILL_ROUNDS_MAX):
+        alive = live_pids(directories)
+        if not alive:
+            return
+        frozen = attempt >= _FREEZE_AFTER and _freeze(directories, frozen=True)
+        for pid in live_pids(directories) if frozen else alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if frozen:
+            _freeze(directories, frozen=False)
+        await asyncio.sleep(pause)
+        pause = min(pause * 2, 0.02)
+    raise BoxFailed(f"processes {live_pids(directories)} of {directories[0]} cannot be killed")
+
+
+def live_pids(directories: tuple[str, ...]) -> list[int]:
+    """Return the processes of a group that are not zombies."""
+    # Only one hierarchy is asked: a child joins the freezer first, so it holds all of them.
+    return [pid for pid in _pids(directories[0]) if not is_zombie(pid)]
+
+
+def _pids(directory: str) -> list[int]:
+    try:
+        return [int(word) for word in (Path(directory) / "cgroup.procs").read_bytes().split()]
+    except OSError:
+        return []
+
+
+def is_zombie(pid: int) -> bool:
+    """Whether a process is dead and only waits to be reaped (or is gone)."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return True
+    return status.rpartition(b") ")[2][:1] in (b"Z", b"X")
+
+
+def _freeze(directories: tuple[str, ...], *, frozen: bool) -> bool:
+    directory = Path(directories[0])
+    v1 = directory / "freezer.state"
+    with contextlib.suppress(OSError):
+        if v1.exists():
+            v1.write_text("FROZEN" if frozen else "THAWED")
+        else:
+            (directory / "cgroup.freeze").write_text(str(int(frozen)))
+        return True
+    return False
+
+
+async def remove(directories: tuple[str, ...]) -> None:
+    """Remove an empty group; the kernel may need a moment after the last process."""
+    for _ in range(_REMOVE_ROUNDS_MAX):
+        if remove_directories(directories):
+            return
+        await asyncio.sleep(0.01)
+    raise BoxFailed(f"control group {directories[0]} stays busy and could not be removed")
+
+
+def remove_directories(directories: tuple[str, ...]) -> bool:
+    """Try once to remove; return whether none is left."""
+    gone = True
+    for directory in directories:
+        try:
+            Path(directory).rmdir()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            gone = False
+    return gone
+
+
+def _open_joins(directories: tuple[str, ...]) -> list[int]:
+    return [os.open(f"{d}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for d in directories]
+
+
+def _write(path: Path, value: int) -> None:
+    path.write_text(str(value))
+
+
+def _field(text: bytes, name: bytes) -> int:
+    for line in text.splitlines():
+        key, _, value = line.partition(b" ")
+        if key == name:
+            return int(value)
+    return 0

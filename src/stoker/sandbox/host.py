@@ -1,0 +1,187 @@
+"""What backends share on one host: maker, uid leases, runtime files, cgroups and box ledger.
+
+Usable on its own, without coordinator or ledger of actions:
+
+    async with SandboxHost.open(state_directory) as host:
+        backend = await choose_backend(policy, host)
+        box = await backend.create("box_1", Baseline(), policy)
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator
+from hashlib import blake2b
+from pathlib import Path
+
+from stoker.errors import BoxFailed
+from stoker.model.execution import Baseline
+from stoker.sandbox import cgroups, kernel, runtime
+from stoker.sandbox.ledger import BoxLedger, BoxRecord
+from stoker.sandbox.maker_client import MakerClient
+from stoker.sandbox.removal import remove_tree
+from stoker.sandbox.uids import UidLeases, pids_of_uid
+
+UID_BASE = 1_900_000_000
+UID_COUNT = 65_536
+_ROOT_WORK = Path("/run/stoker/boxes")
+_GROUP_PREFIX = "stoker"
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+_NAME_MAX = 80
+
+
+class SandboxHost:
+    """One worker's hold on this host; made by ``open``."""
+
+    def __init__(
+        self,
+        state_directory: Path,
+        uid_base: int,
+        uid_count: int,
+        runtime_files: runtime.RuntimeFiles,
+    ) -> None:
+        self.state_directory = state_directory
+        self.root = os.geteuid() == 0
+        self.runtime = runtime_files
+        self.ledger = BoxLedger(state_directory)
+        self.tree, self.tree_note = cgroups.find_tree()
+        self.uids = UidLeases(uid_base, uid_count) if self.root else None
+        self.mark = blake2b(os.fsencode(state_directory.resolve()), digest_size=4).hexdigest()
+        self.alive: set[str] = set()
+        """Ids of boxes that exist."""
+        self._maker: MakerClient | None = None
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(
+        cls,
+        state_directory: Path,
+        *,
+        uid_base: int = UID_BASE,
+        uid_count: int = UID_COUNT,
+        runtime_directory: Path | None = None,
+    ) -> AsyncIterator["SandboxHost"]:
+        """Take hold of the host; on leaving, the maker and all it runs are ended.
+
+        Boxes that were not destroyed stay in the ledger and are swept by the next incarnation.
+        """
+        files = await asyncio.to_thread(runtime.prepare, runtime_directory)
+        host = cls(state_directory, uid_base, uid_count, files)
+        try:
+            yield host
+        finally:
+            await host.close()
+
+    def maker(self) -> MakerClient:
+        """Return the living maker, starting one where there is none."""
+        if self._maker is None or self._maker.dead:
+            self._maker = MakerClient.start()
+        return self._maker
+
+    async def close(self) -> None:
+        """End the maker, give uids back, let the incarnation end."""
+        if self._maker is not None:
+            await self._maker.close()
+        if self.uids is not None:
+            self.uids.close()
+        self.ledger.close()
+
+    def group_name(self, box_id: str) -> str:
+        """Return the name of a box's control group."""
+        return f"{_GROUP_PREFIX}.{self.mark}.{box_id}"
+
+    def work_directory(self, box_id: str, *, traversable: bool) -> Path:
+        """Return where a box keeps its files: where a leased uid can come, or with the state."""
+        if traversable:
+            return _ROOT_WORK / f"{self.mark}.{box_id}"
+        return self.state_directory / "work" / box_id
+
+    def baseline_digest(self, baseline: Baseline) -> str:
+        """Return the digest of ``baseline`` as it is on this host."""
+        return runtime.baseline_digest(baseline, self.runtime)
+
+    def record(self, box_id: str, kind: str) -> BoxRecord:
+        """Return the beginning of a record.
+
+        Raises:
+            BoxFailed: the id cannot name a box, or one of this id exists.
+        """
+        if not box_id or len(box_id) > _NAME_MAX or not _NAME_CHARACTERS.issuperset(box_id):
+            raise BoxFailed(f"{box_id!r} cannot name a box: letters, digits, '_', '.', '-' only")
+        if box_id.startswith(".") or box_id in self.alive:
+            raise BoxFailed(f"a box {box_id!r} exists already or its name begins with a dot")
+        return BoxRecord(
+            box_id=box_id,
+            incarnation=self.ledger.incarnation,
+            boot_id=self.ledger.boot_id,
+            kind=kind,
+        )
+
+    async def remove(self, record: BoxRecord) -> None:
+        """Remove everything a record names; safe to repeat, and after any half-made box.
+
+        Raises:
+            BoxFailed: something could not be removed; the record stays for the next sweep.
+        """
+        directories = self.tree.directories(record.group) if self.tree and record.group else ()
+        if directories:
+            await cgroups.kill_all(directories)
+        if record.uid is not None and self.uids is not None and self.uids.try_hold(record.uid):
+            await _kill_uid(record.uid)
+        for mount in reversed(record.mounts):
+            if await asyncio.to_thread(os.path.ismount, mount):
+                await asyncio.to_thread(kernel.unmount, mount)
+        if record.directory:
+            await asyncio.to_thread(remove_tree, Path(record.directory))
+        if directories:
+            await cgroups.remove(directories)
+        if record.uid is not None and self.uids is not None:
+            self.uids.release(record.uid)
+        self.ledger.strike(record.box_id)
+        self.alive.discard(record.box_id)
+
+    async def sweep(self) -> int:
+        """Remove what dead incarnations of this state directory left; return how many boxes.
+
+        Raises:
+            BoxFailed: some could not be removed; the others were.
+        """
+        abandoned = await asyncio.to_thread(self.ledger.abandoned)
+        ends = await asyncio.gather(
+            *(self.remove(record) for record in abandoned), return_exceptions=True
+        )
+        failed = [end for end in ends if isinstance(end, BaseException)]
+        await asyncio.to_thread(self.ledger.forget_dead)
+        if failed:
+            raise BoxFailed(f"{len(failed)} abandoned boxes could not be removed: {failed[0]}")
+        return len(abandoned)
+
+    def leaked(self) -> int:
+        """Return how many things of this state directory belong to no living box: 0 is right."""
+        known = {r.box_id for r in self.ledger.records()} - {
+            r.box_id for r in self.ledger.abandoned()
+        }
+        prefix = f"{_GROUP_PREFIX}.{self.mark}."
+        found = {r.box_id for r in self.ledger.abandoned()}
+        if self.tree is not None:
+            found |= {name.removeprefix(prefix) for name in self.tree.find(prefix)}
+        for folder, start in ((_ROOT_WORK, f"{self.mark}."), (self.state_directory / "work", "")):
+            if folder.is_dir():
+                found |= {
+                    e.name.removeprefix(start) for e in folder.iterdir() if e.name.startswith(start)
+                }
+        return len(found - known)
+
+
+async def _kill_uid(uid: int) -> None:
+    """Kill whatever a leased uid still runs, in no group of ours."""
+    for _ in range(500):
+        alive = [pid for pid in pids_of_uid(uid) if not cgroups.is_zombie(pid)]
+        if not alive:
+            return
+        for pid in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.sleep(0.005)
+    raise BoxFailed(f"processes of uid {uid} cannot be killed")

@@ -1,0 +1,1 @@
+"""Scripts that run inside boxes: standard library only, never imported by a worker."""

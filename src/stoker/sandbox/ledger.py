@@ -1,0 +1,118 @@
+"""The ledger of boxes: one small file per box, synced before it is made, removed after it is gone.
+
+A worker that is killed leaves its files behind; the next incarnation over the same state directory
+reads them and removes what they name. Whether an incarnation still lives is told by a lock that
+ends with its process. Records hold where things are, never what a box contains.
+"""
+
+import contextlib
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from stoker.seams.clock import boot_id
+from stoker.seams.entropy import fresh_id
+
+_encoder = msgspec.json.Encoder()
+
+
+class BoxRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What one box has on this host."""
+
+    box_id: str
+    incarnation: str
+    boot_id: str
+    kind: str
+    """Rung of the box."""
+    uid: int | None = None
+    """Uid leased to it."""
+    group: str = ""
+    """Name of its control group."""
+    mounts: tuple[str, ...] = ()
+    """Mount points made for it, to be unmounted in reverse."""
+    directory: str = ""
+    """Directory that holds everything of it."""
+
+
+class BoxLedger:
+    """Boxes of one state directory.
+
+    **Durability:** ``write`` returns after file and directory are synced.
+    """
+
+    def __init__(self, state_directory: Path) -> None:
+        self._boxes = state_directory / "boxes"
+        self._locks = state_directory / "incarnations"
+        for directory in (self._boxes, self._locks):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.incarnation = fresh_id("inc_")
+        self.boot_id = boot_id()
+        self._lock_path = self._locks / self.incarnation
+        self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def write(self, record: BoxRecord) -> None:
+        """Write a box down before anything of it exists."""
+        path = self._boxes / f"{record.box_id}.json"
+        partial = path.with_suffix(".part")
+        with partial.open("wb") as file:
+            file.write(_encoder.encode(record))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.rename(path)
+        directory = os.open(self._boxes, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def strike(self, box_id: str) -> None:
+        """Remove the record of a box that is gone; a record that comes back is swept harmlessly."""
+        (self._boxes / f"{box_id}.json").unlink(missing_ok=True)
+
+    def records(self) -> list[BoxRecord]:
+        """Return every readable record, ours and others'."""
+        found = []
+        for path in sorted(self._boxes.glob("*.json")):
+            with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
+                found.append(msgspec.json.decode(path.read_bytes(), type=BoxRecord))
+        return found
+
+    def abandoned(self) -> list[BoxRecord]:
+        """Return the records of incarnations that are dead."""
+        alive: dict[str, bool] = {self.incarnation: True}
+        found = []
+        for record in self.records():
+            if record.incarnation not in alive:
+                alive[record.incarnation] = self._lives(record.incarnation)
+            if not alive[record.incarnation]:
+                found.append(record)
+        return found
+
+    def forget_dead(self) -> None:
+        """Remove lock files of dead incarnations that have no record left."""
+        needed = {record.incarnation for record in self.records()} | {self.incarnation}
+        for path in self._locks.iterdir():
+            if path.name not in needed and not self._lives(path.name):
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let the incarnation end; its lock file goes when it left nothing."""
+        if not any(record.incarnation == self.incarnation for record in self.records()):
+            self._lock_path.unlink(missing_ok=True)
+        os.close(self._lock)
+
+    def _lives(self, incarnation: str) -> bool:
+        try:
+            lock = os.open(self._locks / incarnation, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False

