@@ -17,6 +17,7 @@ from stoker.cli.output import answers, remarks, write_json
 from stoker.errors import ProgramInvalid
 
 if TYPE_CHECKING:
+    from stoker.config.tree import Settings
     from stoker.coordinator.request import Observer, RunReport, RunRequest, StopSignal
 
 EXIT_RESUMABLE = 3
@@ -50,9 +51,11 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     # Deferred: other commands should not wait for the coordinator to be imported.
     from stoker.cli.live import watching
     from stoker.cli.report import summary
+    from stoker.config.load import load_settings, process_environment
 
+    resolved = load_settings(config or [], process_environment(), sets or [])
     request = make_request(
-        program, tasks, model, config=config, sets=sets, runs=runs, resume=resume, changed=changed
+        program, tasks, model, resolved.settings, runs=runs, resume=resume, changed=changed
     )
     console = remarks()
     with watching(console) as observer:
@@ -68,24 +71,21 @@ def make_request(
     program: str,
     tasks: Path,
     model: str,
+    settings: "Settings",
     *,
-    config: list[Path] | None,
-    sets: list[str] | None,
     runs: Path,
     resume: str | None,
     changed: str,
 ) -> "RunRequest":
-    """Return what was asked for, checked as far as files and settings go.
+    """Return what was asked for, checked as far as files go.
 
     Raises:
         BadInput: the caller's: something named does not exist or cannot be used.
     """
-    from stoker.config.load import load_settings, process_environment
     from stoker.coordinator.record import find_run
     from stoker.coordinator.request import Changed, RunRequest
     from stoker.model.ids import RunId
 
-    resolved = load_settings(config or [], process_environment(), sets or [])
     if changed not in set(Changed):
         allowed = ", ".join(Changed)
         raise typer.BadParameter(f"--changed is {changed!r}; allowed: {allowed}")
@@ -96,7 +96,7 @@ def make_request(
         program_name=name,
         tasks=tasks,
         model=model,
-        settings=resolved.settings,
+        settings=settings,
         runs_directory=directory.parent if directory is not None else runs,
         resume=RunId(directory.name) if directory is not None else None,
         changed=Changed(changed),
