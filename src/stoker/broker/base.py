@@ -43,7 +43,7 @@ class LedgerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """After a restart nothing expires for this long."""
 
 
-class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True, tag="capabilities_reply"):
     """What an engine can promise; a coordinator refuses one weaker than its configuration."""
 
     engine: str
@@ -344,6 +344,8 @@ class JournalReply(msgspec.Struct, frozen=True, kw_only=True, tag="journal_reply
     """Entries after ``after``, in order."""
 
     events: tuple[bytes, ...]
+    more: bool = False
+    """Further entries did not fit the frame; clients ask on by themselves."""
 
 
 class RolloutsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollouts"):
@@ -369,6 +371,8 @@ class RolloutsReply(msgspec.Struct, frozen=True, kw_only=True, tag="rollouts_rep
     """Summaries."""
 
     rollouts: tuple[RolloutSummary, ...]
+    more: bool = False
+    """Further rollouts did not fit the frame; clients ask on by themselves."""
 
 
 class ActionsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="actions"):

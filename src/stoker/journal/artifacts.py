@@ -1,42 +1,41 @@
-"""Artifacts: content too large for a row, kept as files under their digest.
+"""The artifact store: content too large for a row, in files named by its digest.
 
-Invariants: a file under a digest holds exactly that content or does not exist (written beside,
-synced, renamed, directory synced); the same content is stored once; what is read is checked. A
-value is stored *before* anything refers to it.
+Content-addressed, hence idempotent: the same bytes are stored once, whoever puts them. A file
+appears under its name only complete and synced (file, rename, directory), so a value may be
+submitted the moment ``put`` returns. What is read back is checked against its digest.
 """
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
-from stoker.errors import ArtifactDamaged, LedgerStorageFailed
+from stoker.errors import ArtifactDamaged
 from stoker.model.value import INLINE_BYTES_MAX, Value, content_digest, inline_value
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
 
-_WRITTEN = declare("artifact.written", "a large value lies in a draft file, not yet under its name")
-_NAMED = declare("artifact.named", "a large value has its name; nothing refers to it yet")
+RENAME_BEFORE = declare("artifact.rename.before", "an artifact is written but has no name yet")
+
+_HEX_DIGITS = 64
 
 
 class ArtifactStore:
-    """A directory of content by digest, shared by coordinator and workers of a machine."""
+    """Files of one run, by content address."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def put(self, content: bytes) -> Value:
-        """Return a value for ``content``: itself when small, else a file under its digest.
+        """Return a value for ``content``, inline when small, else stored as a file.
 
         Raises:
-            LedgerStorageFailed: the disk refused; nothing is left of the draft.
-
-        **Durability:** a large value survives a power cut once this returned.
+            OSError: the disk is full or gone; nothing has appeared under the digest.
+        **Durability:** content that is not inline is on disk when this returns.
         """
         if len(content) <= INLINE_BYTES_MAX:
             return inline_value(content)
         digest = content_digest(content)
         path = self._path(digest)
-        if not path.exists():
+        if not self._holds(path, len(content)):
             self._write(path, content)
         return Value(digest=digest, size_bytes=len(content))
 
@@ -44,54 +43,66 @@ class ArtifactStore:
         """Return the content of ``value``.
 
         Raises:
-            ArtifactDamaged: it is missing or is not what its digest says.
+            ArtifactDamaged: it is missing, or is not what its digest says.
         """
-        if value.inline is not None:
-            content = value.inline
-        else:
-            try:
-                content = self._path(value.digest).read_bytes()
-            except OSError as error:
-                raise ArtifactDamaged(
-                    f"artifact {value.digest} of {value.size_bytes} bytes cannot be read "
-                    f"({error.strerror}); what refers to it cannot go on"
-                ) from error
+        content = value.inline if value.inline is not None else self._read(value)
         if len(content) != value.size_bytes or content_digest(content) != value.digest:
-            raise ArtifactDamaged(f"artifact {value.digest} does not hold what its digest says")
+            raise ArtifactDamaged(
+                f"artifact {value.digest} holds {len(content)} bytes that do not match its digest "
+                f"({value.size_bytes} bytes expected); it was not used; restore the file from a "
+                "backup of the run directory",
+                digest=value.digest,
+            )
         return content
 
     def _path(self, digest: str) -> Path:
-        return self._directory / digest[:2] / digest
+        return self._directory / digest[:2] / digest[2:]
 
-    def _write(self, path: Path, content: bytes) -> None:
-        draft = path.with_name(f".{fresh_id('draft_')}")
+    def _holds(self, path: Path, size_bytes: int) -> bool:
+        """Return whether a complete file is there; one of another size is written again."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                view = memoryview(content)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-            reach(_WRITTEN)
-            draft.rename(path)
-            _sync_directory(path.parent)
-            _sync_directory(self._directory)
-            reach(_NAMED)
+            return path.stat().st_size == size_bytes
+        except FileNotFoundError:
+            return False
+
+    def _read(self, value: Value) -> bytes:
+        if len(value.digest) != _HEX_DIGITS or not value.digest.isalnum():
+            raise ArtifactDamaged(f"{value.digest!r} is no content address; nothing was read")
+        try:
+            return self._path(value.digest).read_bytes()
         except OSError as error:
-            with suppress(OSError):
-                draft.unlink()
-            raise LedgerStorageFailed(
-                f"a value of {len(content)} bytes could not be stored in {self._directory} "
-                f"({error.strerror}); nothing refers to it; free space and try again"
+            raise ArtifactDamaged(
+                f"artifact {value.digest} of {value.size_bytes} bytes cannot be read: "
+                f"{error.strerror}; look in {self._directory}",
+                digest=value.digest,
             ) from error
 
+    def _write(self, path: Path, content: bytes) -> None:
+        _make_directory(self._directory)
+        _make_directory(path.parent)
+        fresh = path.parent / f".{fresh_id('new_')}"
+        try:
+            with fresh.open("xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            reach(RENAME_BEFORE)
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+def _make_directory(directory: Path) -> None:
+    if not directory.is_dir():
+        directory.mkdir(parents=True, exist_ok=True)
+        _sync(directory.parent)
+
+
+def _sync(directory: Path) -> None:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        os.fsync(descriptor)
+        os.fsync(opened)
     finally:
-        os.close(descriptor)
+        os.close(opened)

@@ -1,0 +1,314 @@
+"""The ledger's books while it is open: what is in memory between store and decisions.
+
+Kept here: rows in workers' hands (bounded by ``results_max``), counters, worker incarnations, and
+everything a group of requests has changed but not yet written. The backlog is never here (B13).
+After a failed commit the books are thrown away and read again from the store.
+
+Invariant: ids, fences and event ids all come from ``draw``: ``epoch << 40 | counter``, the epoch
+made durable before the first reply, so none ever comes back (I3).
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+from stoker.broker.base import LedgerEventKind, LedgerLimits
+from stoker.broker.rows import Decision, ParkedOn, Row
+from stoker.broker.store import Enlisted, Entry, Head, Meta, Store, Told
+from stoker.model.action import ActionState
+from stoker.model.completion import CompletionStatus
+from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
+
+COUNTER_BITS = 40
+
+_QUEUED = frozenset({ActionState.ACCEPTED, ActionState.LEASED, ActionState.STARTED})
+
+
+class WorkerRecord:
+    """One worker incarnation, now."""
+
+    def __init__(self, enlisted: Enlisted, seen: float) -> None:
+        self.enlisted = enlisted
+        self.seen = seen
+        """Boot clock of the last sign of life."""
+        self.lost = False
+        """Silent for a lease; a sign of life makes it a worker again, with none of its leases."""
+        self.named: dict[ActionId, float] = {}
+        """Actions in its hands → when it last named them (or got them)."""
+        self.untold: dict[ActionId, Fence] = {}
+        """Revoked leases it has not been told of yet."""
+
+    @property
+    def dead(self) -> bool:
+        """Whether its environments are gone."""
+        return self.lost or self.enlisted.ended
+
+
+class Books:
+    """Working memory of an open ledger."""
+
+    def __init__(self, store: Store, limits: LedgerLimits, meta: Meta, seen: float) -> None:
+        self.store = store
+        self.limits = limits
+        self.meta = meta
+        self.counter = 0
+        self.sync = False
+        """The open group must survive a power cut before its replies go out."""
+        self.transitions = 0
+        self.work_seq = 0
+        """Rises whenever a waiting ``lease`` may have become answerable."""
+        self.events_seq = 0
+        """Rises whenever a waiting ``events`` may have become answerable."""
+        self._hands: dict[ActionId, Row] = {}
+        self._group: dict[ActionId, Row] = {}
+        self._fresh: dict[ActionId, Row] = {}
+        self._dirty: dict[ActionId, Row] = {}
+        self._settled: list[Row] = []
+        self._buried: list[Row] = []
+        self._told: list[Told] = []
+        self._entries: list[Entry] = []
+        self._heads: dict[tuple[RunId, RolloutId], Head] = {}
+        self._heads_dirty: set[tuple[RunId, RolloutId]] = set()
+        self.states: defaultdict[str, Counter[ActionState]] = defaultdict(Counter)
+        self.parked_caps: Counter[str] = Counter()
+        self.parked_rollouts = 0
+        self.suspects: Counter[str] = Counter()
+        self.held: Counter[tuple[str, WorkerId]] = Counter()
+        self.relieved: set[RolloutId] = set()
+        """Rollouts of which an action ended while some wait for their own cap."""
+        self.queued = 0
+        self.busy = 0
+        self.results = store.results()
+        self.next_due = store.next_due()
+        self.workers: dict[WorkerId, WorkerRecord] = {}
+        self.unwatched: list[WorkerId] = []
+        """Incarnations whose silence nobody counts yet; ``expiry`` takes them."""
+        self._load(seen)
+
+    def _load(self, seen: float) -> None:
+        for cls, state, parked_on, suspect, holder, count in self.store.counts():
+            self._count(cls, state, count)
+            if state is ActionState.PARKED:
+                self._count_parked(cls, ParkedOn(parked_on), count)
+            elif state is ActionState.ACCEPTED:
+                self._count_queued(cls, holder, suspect=suspect, count=count)
+            if holder is not None:
+                self.worker(holder, seen)
+        for enlisted in self.store.workers():
+            self.workers[enlisted.worker_id] = WorkerRecord(enlisted, seen)
+            self.unwatched.append(enlisted.worker_id)
+        for row in self.store.in_hands():
+            assert row.bearer is not None, f"{row.action_id} is in nobody's hands"
+            self._hands[row.action_id] = row
+            self.worker(row.bearer, seen).named[row.action_id] = seen
+
+    def worker(self, worker_id: WorkerId, seen: float) -> WorkerRecord:
+        """Return an incarnation; one that never enrolled has a lease's time to show itself."""
+        record = self.workers.get(worker_id)
+        if record is None:
+            record = WorkerRecord(Enlisted(worker_id, str(worker_id), {}, False), seen)
+            self.workers[worker_id] = record
+            self.unwatched.append(worker_id)
+        return record
+
+    def draw(self) -> int:
+        """Return an id that no opening of this ledger ever drew before."""
+        self.counter += 1
+        assert self.counter < 1 << COUNTER_BITS, "this epoch's ids are used up"
+        return self.meta.epoch << COUNTER_BITS | self.counter
+
+    # --- rows
+
+    def rows(self, ids: Iterable[ActionId]) -> dict[ActionId, Row]:
+        """Return the current rows of known ids."""
+        found: dict[ActionId, Row] = {}
+        missing: list[ActionId] = []
+        for i in ids:
+            row = self._hands.get(i) or self._group.get(i)
+            if row is None:
+                missing.append(i)
+            else:
+                found[i] = row
+        for row in self.store.rows(missing):
+            self._group[row.action_id] = found[row.action_id] = row
+        return found
+
+    def row(self, action_id: ActionId) -> Row | None:
+        """Return the current row of one id."""
+        return self.rows((action_id,)).get(action_id)
+
+    def current(self, rows: Iterable[Row]) -> list[Row]:
+        """Return the rows as this group has left them."""
+        return [self._hands.get(r.action_id) or self._group.get(r.action_id) or r for r in rows]
+
+    def add(self, row: Row) -> None:
+        """Take a newly accepted row."""
+        self._fresh[row.action_id] = self._group[row.action_id] = row
+        self._account(None, row)
+        self.transitions += 1
+
+    def apply(self, old: Row, decision: Decision) -> Row:
+        """Write a decision down: row, counters, events."""
+        row = decision.row
+        if row is not old:
+            self._replace(old, row)
+        for note in decision.notes:
+            late_result = note.completion if note.kind is LedgerEventKind.LATE else None
+            self._told.append(
+                Told(
+                    self.draw(),
+                    row.action.run_id,
+                    row.partition,
+                    note.kind,
+                    row.order,
+                    row.action_id,
+                    row.action.rollout_id,
+                    note.detail,
+                    late_result,
+                )
+            )
+            self.events_seq += 1
+            self.meta.late += note.kind is LedgerEventKind.LATE
+            self.meta.retries += note.kind is LedgerEventKind.REQUEUED
+        return row
+
+    def _replace(self, old: Row, row: Row) -> None:
+        self.transitions += 1
+        if row.action_id in self._fresh:
+            self._fresh[row.action_id] = row
+        else:
+            self._dirty[row.action_id] = row
+        self._group[row.action_id] = row
+        self._account(old, row)
+        self._hand_over(old, row)
+        if row.terminal and not old.terminal:
+            self._settled.append(row)
+            self.sync = True  # a result must not be undone once anybody has seen it (I13)
+            assert row.settled_status is not None
+            totals, status = self.meta.completions, row.settled_status.value
+            totals[status] = totals.get(status, 0) + 1
+            self.meta.dead += row.settled_status is CompletionStatus.DEAD
+            if self.parked_rollouts:
+                self.relieved.add(row.action.rollout_id)
+        if row.state is ActionState.ACKNOWLEDGED and old.state is not row.state:
+            self._buried.append(row)
+
+    def _hand_over(self, old: Row, row: Row) -> None:
+        if old.bearer is not None:
+            record = self.workers[old.bearer]
+            if row.bearer != old.bearer:
+                record.named.pop(row.action_id, None)
+                record.untold.pop(row.action_id, None)
+            elif row.reclaim_fence and not old.reclaim_fence:
+                record.untold[row.action_id] = row.reclaim_fence
+        if row.bearer is not None:
+            self._hands[row.action_id] = row
+        elif old.bearer is not None:
+            del self._hands[row.action_id]
+        if old.bearer != row.bearer or row.reclaim_fence != old.reclaim_fence:
+            self.work_seq += 1
+
+    def hand(self, row: Row, now_boot: float) -> None:
+        """Note that a worker has just been given ``row``."""
+        assert row.worker is not None, f"{row.action_id} was given to nobody"
+        self.workers[row.worker].named[row.action_id] = now_boot
+
+    def in_hands(self, worker: WorkerRecord) -> list[Row]:
+        """Return what is in a worker's hands, live or to be reclaimed."""
+        return [self._hands[action_id] for action_id in worker.named]
+
+    # --- counters
+
+    def _account(self, old: Row | None, new: Row) -> None:
+        for row, sign in ((old, -1), (new, 1)):
+            if row is None:
+                continue
+            cls = row.action.worker_class
+            if row.state is ActionState.COMPLETED:
+                self.results += sign
+            elif not row.terminal:
+                self._count(cls, row.state, sign)
+            if row.state is ActionState.PARKED:
+                self._count_parked(cls, row.parked_on, sign)
+            elif row.state is ActionState.ACCEPTED:
+                self._count_queued(cls, row.action.holder, suspect=row.suspect, count=sign)
+        if new.state is ActionState.ACCEPTED or new.state is ActionState.ACKNOWLEDGED:
+            self.work_seq += 1
+        if not new.terminal and (self.next_due is None or new.due_boot < self.next_due):
+            self.next_due = new.due_boot
+
+    def _count(self, worker_class: str, state: ActionState, count: int) -> None:
+        self.states[worker_class][state] += count
+        self.queued += count if state in _QUEUED else 0
+        self.busy += count if state in (ActionState.LEASED, ActionState.STARTED) else 0
+
+    def _count_parked(self, worker_class: str, parked_on: ParkedOn, count: int) -> None:
+        if parked_on is ParkedOn.CAPS:
+            self.parked_caps[worker_class] += count
+        else:
+            self.parked_rollouts += count
+
+    def _count_queued(
+        self, worker_class: str, holder: WorkerId | None, *, suspect: bool, count: int
+    ) -> None:
+        self.suspects[worker_class] += count if suspect else 0
+        if holder is not None:
+            self.held[worker_class, holder] += count
+
+    def class_queued(self, worker_class: str) -> int:
+        """Count queued and leased actions of a class."""
+        states = self.states[worker_class]
+        return sum(states[state] for state in _QUEUED)
+
+    # --- journal
+
+    def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
+        """Return the end of a rollout's journal, as this group has left it."""
+        key = (run_id, rollout)
+        found = self._heads.get(key) or self.store.head(run_id, rollout)
+        if found is not None:
+            self._heads[key] = found
+        return found
+
+    def put_head(self, head: Head) -> None:
+        """Move the end of a rollout's journal."""
+        self._heads[head.run_id, head.rollout_id] = head
+        self._heads_dirty.add((head.run_id, head.rollout_id))
+
+    def write(self, head: Head, events: Iterable[bytes]) -> None:
+        """Add journal entries behind ``head.seq``."""
+        self._entries.extend(
+            Entry(head.key, head.seq + offset, event) for offset, event in enumerate(events)
+        )
+
+    # --- groups
+
+    def flush(self) -> None:
+        """Write everything this group has changed, so that queries see it."""
+        store = self.store
+        if self._fresh:
+            store.insert(list(self._fresh.values()))
+            self._fresh.clear()
+        if self._dirty:
+            store.update(list(self._dirty.values()))
+            self._dirty.clear()
+        if self._settled:
+            store.settle(self._settled)
+            self._settled = []
+        if self._told:
+            store.tell(self._told)
+            self._told = []
+        if self._buried:
+            store.bury(self._buried)
+            self._buried = []
+        if self._heads_dirty:
+            store.put_heads([self._heads[key] for key in self._heads_dirty])
+            self._heads_dirty.clear()
+        if self._entries:
+            store.write(self._entries)
+            self._entries = []
+
+    def close_group(self) -> None:
+        """Forget what only the group needed."""
+        self._group.clear()
+        self._heads.clear()
+        self.sync = False

@@ -1,0 +1,319 @@
+"""The ledger's client: one connection, requests pipelined in call order, owner respawned on need.
+
+When the connection breaks, the client connects again (starting an owner where none lives) and sends
+every unanswered request once more, in order: all verbs are idempotent. Leases whose reply was lost
+are delivered again under the same fence; a lease that the caller has already seen is left out.
+After ``RECONNECT_SECONDS`` without an owner every unanswered call fails with ``LedgerUnavailable``;
+the next call tries anew.
+"""
+
+import asyncio
+from collections import deque
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from stoker.broker.base import (
+    Durability,
+    EventsRequest,
+    Held,
+    LeaseReply,
+    LeaseRequest,
+    LedgerLimits,
+    ReleaseRequest,
+    Request,
+)
+from stoker.broker.envelope import (
+    CONNECTION,
+    Answer,
+    Call,
+    Forget,
+    decode_answer,
+    encode,
+)
+from stoker.broker.place import check_directory, owner_pid
+from stoker.broker.service import Reply
+from stoker.broker.spawn import OwnerSettings, published_socket, spawn_owner
+from stoker.broker.verbs import LedgerVerbs
+from stoker.errors import LedgerUnavailable, StokerError, WireViolation, from_record
+from stoker.model.ids import Fence
+from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
+
+__all__ = ["RECONNECT_SECONDS", "LedgerClient", "OwnerSettings", "connect", "owner_pid"]
+
+RECONNECT_SECONDS = 30.0
+"""How long unanswered calls wait for an owner."""
+
+_RETRY_SECONDS = 0.02
+_READ_BYTES = 256 * 1024
+_FENCES_KEPT = 4096
+
+
+async def connect(
+    directory: Path,
+    *,
+    role: str,
+    limits: LedgerLimits | None = None,
+    durability: Durability = Durability.POWER_SAFE,
+    idle_exit_seconds: float = 60.0,
+    spawn: bool = True,
+) -> "LedgerClient":
+    """Return a client of ``directory``'s ledger; starts its owner when none lives.
+
+    An owner that already lives keeps the limits and durability it was started with; ask
+    ``capabilities``. ``spawn`` false: only use an owner that somebody else starts.
+
+    Raises:
+        RunDirectoryUnusable: the directory cannot hold a ledger.
+        LedgerUnavailable: no owner answered within ``RECONNECT_SECONDS``.
+    **Cancellation:** nothing is left behind but perhaps an idle owner, which ends by itself.
+    """
+    if spawn:
+        check_directory(directory)
+    settings = OwnerSettings(
+        limits=limits or LedgerLimits(),
+        durability=durability,
+        idle_exit_seconds=idle_exit_seconds,
+    )
+    client = LedgerClient(directory, role, settings if spawn else None)
+    try:
+        await client.capabilities()
+    except BaseException:
+        await client.close()
+        raise
+    return client
+
+
+class _Sent:
+    """One call that waits for its answer."""
+
+    __slots__ = ("abandoned", "future", "request", "resent")
+
+    def __init__(self, request: Request, future: "asyncio.Future[Reply]") -> None:
+        self.request = request
+        self.future = future
+        self.resent = False
+        """Was written once; writing it again is a repetition."""
+        self.abandoned = False
+        """Its caller was cancelled; leases that still come are given back."""
+
+
+class LedgerClient(LedgerVerbs):
+    """One peer of a ledger's owner. Use from one event loop."""
+
+    def __init__(self, directory: Path, role: str, settings: OwnerSettings | None) -> None:
+        self._directory = directory.absolute()
+        self._role = role
+        self._settings = settings
+        self._calls: dict[int, _Sent] = {}
+        self._last_id = CONNECTION
+        self._writer: asyncio.StreamWriter | None = None
+        self._wanted = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._fences: deque[Fence] = deque(maxlen=_FENCES_KEPT)
+
+    @property
+    def connected(self) -> bool:
+        """Whether an owner is on the other end now."""
+        return self._writer is not None
+
+    async def ask(self, request: Request) -> Reply:
+        """Send ``request`` and return its reply.
+
+        **Cancellation:** a poll is withdrawn and leases that cross with it are given back; any
+        other request may still be carried out.
+        """
+        if self._closed:
+            raise LedgerUnavailable("this client was closed; nothing was sent")
+        sent = _Sent(request, asyncio.get_running_loop().create_future())
+        call_id = self._send(sent)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run(), name="ledger-client")
+        try:
+            return await sent.future
+        except asyncio.CancelledError:
+            self._withdraw(call_id, sent)
+            raise
+
+    def _send(self, sent: _Sent) -> int:
+        self._last_id += 1
+        document = frame(encode(Call(self._last_id, sent.request)))  # raises before registering
+        self._calls[self._last_id] = sent
+        self._wanted.set()
+        if self._writer is not None:
+            self._writer.write(document)
+            sent.resent = True
+        return self._last_id
+
+    def _withdraw(self, call_id: int, sent: _Sent) -> None:
+        if not isinstance(sent.request, LeaseRequest | EventsRequest):
+            return
+        if call_id in self._calls:
+            sent.abandoned = True
+            if self._writer is not None:
+                self._writer.write(frame(encode(Forget(call_id))))
+        elif sent.future.done() and not sent.future.cancelled() and not sent.future.exception():
+            self._give_back(sent.request, sent.future.result())
+
+    def _give_back(self, request: Request, reply: Reply) -> None:
+        if isinstance(request, LeaseRequest) and isinstance(reply, LeaseReply) and reply.leases:
+            held = tuple(Held(one.action.action_id, one.fence) for one in reply.leases)
+            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            future.add_done_callback(_look_away)
+            self._send(_Sent(ReleaseRequest(worker_id=request.worker_id, held=held), future))
+
+    # --- the connection
+
+    async def _run(self) -> None:
+        while not self._closed:
+            try:
+                async with asyncio.timeout(RECONNECT_SECONDS):
+                    reader, frames = await self._connect()
+            except (StokerError, TimeoutError) as error:
+                self._fail_all(error)
+                self._wanted.clear()
+                await self._wanted.wait()
+                continue
+            self._resend()
+            await self._receive(reader, frames)
+            self._hang_up()
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, FrameDecoder]:
+        while True:
+            path = published_socket(self._directory)
+            try:
+                if path is None:
+                    raise FileNotFoundError
+                reader, writer = await asyncio.open_unix_connection(str(path))
+            except OSError:
+                if self._settings is not None:
+                    await asyncio.to_thread(spawn_owner, self._directory, self._settings)
+                await asyncio.sleep(_RETRY_SECONDS)
+                continue
+            try:
+                frames = await self._greet(reader, writer)
+            except BaseException:
+                writer.close()
+                raise
+            if frames is not None:
+                self._writer = writer
+                return reader, frames
+            writer.close()
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> FrameDecoder | None:
+        """Exchange hellos; ``None`` when the owner went away meanwhile."""
+        writer.write(frame(encode(Hello(protocol=PROTOCOL_VERSION, role=self._role))))
+        frames = FrameDecoder()
+        while True:
+            try:
+                data = await reader.read(_READ_BYTES)
+            except OSError:
+                return None
+            if not data:
+                return None
+            for document in frames.feed(data):
+                message = decode_answer(document)
+                if isinstance(message, Answer) and message.fault is not None:
+                    raise from_record(message.fault)
+                if isinstance(message, Hello) and message.protocol == PROTOCOL_VERSION:
+                    return frames
+                raise WireViolation(
+                    f"what listens for {self._directory} is not a ledger of this version; the "
+                    "connection was closed; use one version of stoker for a run"
+                )
+
+    def _resend(self) -> None:
+        assert self._writer is not None, "resending needs a connection"
+        for call_id, sent in list(self._calls.items()):
+            if sent.abandoned:
+                del self._calls[call_id]
+                continue
+            self._writer.write(frame(encode(Call(call_id, sent.request, resent=sent.resent))))
+            sent.resent = True
+
+    async def _receive(self, reader: asyncio.StreamReader, frames: FrameDecoder) -> None:
+        while True:
+            try:
+                data = await reader.read(_READ_BYTES)
+            except OSError:
+                return
+            if not data:
+                return
+            try:
+                for document in frames.feed(data):
+                    message = decode_answer(document)
+                    if isinstance(message, Answer):
+                        self._answered(message)
+            except (WireViolation, msgspec.MsgspecError) as error:
+                self._fail_all(WireViolation(f"the ledger's answer cannot be read: {error}"))
+                return
+
+    def _answered(self, answer: Answer) -> None:
+        if answer.call_id == CONNECTION:
+            assert answer.fault is not None, "the connection itself has only faults to tell"
+            self._fail_all(from_record(answer.fault))
+            return
+        sent = self._calls.pop(answer.call_id, None)
+        if sent is None:
+            return
+        reply = answer.reply
+        if isinstance(reply, LeaseReply) and reply.leases:
+            reply = self._unseen(reply)
+        if sent.abandoned or sent.future.done():
+            if reply is not None:
+                self._give_back(sent.request, reply)
+        elif answer.fault is not None:
+            sent.future.set_exception(from_record(answer.fault))
+        else:
+            assert reply is not None, "an answer is a reply or a fault"
+            sent.future.set_result(reply)
+
+    def _unseen(self, reply: LeaseReply) -> LeaseReply:
+        """Leave out leases that were delivered before the connection broke."""
+        known = set(self._fences)
+        fresh = tuple(one for one in reply.leases if one.fence not in known)
+        self._fences.extend(one.fence for one in fresh)
+        return reply if len(fresh) == len(reply.leases) else replace(reply, leases=fresh)
+
+    def _hang_up(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _fail_all(self, error: Exception) -> None:
+        if not isinstance(error, StokerError):
+            error = LedgerUnavailable(
+                f"no ledger answered for {self._directory} within {RECONNECT_SECONDS:.0f} s; "
+                "unanswered requests may or may not have been carried out; look at its ledger.log"
+            )
+        calls, self._calls = self._calls, {}
+        for sent in calls.values():
+            if not sent.future.done():
+                sent.future.set_exception(error)
+
+    async def close(self) -> None:
+        """Hang up; the ledger lives on. Unanswered calls fail."""
+        if self._closed:
+            return
+        self._closed = True
+        self._fail_all(LedgerUnavailable("this client was closed before an answer came"))
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+            try:
+                await writer.wait_closed()
+            except OSError:
+                return
+
+
+def _look_away(future: "asyncio.Future[Reply]") -> None:
+    """Take a result nobody waits for, so that its error is not reported as forgotten."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,162 @@
+"""Groups and long polls: what every engine's loop does between its sockets and the service.
+
+One call of ``run`` is one group: all requests that are there, then the passing of time, then the
+polls that became answerable, then one commit, then every reply. A request that breaks the service
+(a bug of ours) is answered with an internal error; its neighbours are carried out without it.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import apsw
+
+from stoker.broker.base import EventsReply, EventsRequest, LeaseReply, LeaseRequest, Request
+from stoker.broker.service import LedgerService, NotYet, Reply
+from stoker.broker.store import StorageFull
+from stoker.errors import InternalError, LedgerStorageFailed, StokerError
+from stoker.seams.clock import Instant
+from stoker.seams.faultpoints import declare, reach
+
+REPLY_BEFORE = declare("ledger.reply.before", "a committed group's replies are about to be sent")
+
+Answer = Reply | StokerError
+_log = logging.getLogger("stoker.ledger")
+
+
+class Pending:
+    """One request on its way to one answer."""
+
+    __slots__ = ("answer", "forgotten", "request", "resent", "seen")
+
+    def __init__(
+        self, request: Request, answer: Callable[[Answer], None], *, resent: bool = False
+    ) -> None:
+        self.request = request
+        self.answer = answer
+        self.resent = resent
+        """It was sent before, on a connection that broke before the reply."""
+        self.seen = -1
+        """The service's sequence number when it was last asked for this poll."""
+        self.forgotten = False
+        """Nobody waits for the answer any more."""
+
+
+class Exchange:
+    """Runs groups of requests through a service."""
+
+    def __init__(self, service: LedgerService) -> None:
+        self.service = service
+        self._waiting: dict[Pending, None] = {}
+
+    def run(self, group: Sequence[Pending], now: Instant) -> None:
+        """Carry out a group and answer everything that can be answered."""
+        try:
+            answers = self._group(group, now)
+        except StorageFull as error:
+            self.service.rollback(now)
+            _log.warning("no room on the disk for %d requests: %s", len(group), error)
+            answers = [(pending, _no_room(error)) for pending in group]
+        except (OSError, apsw.IOError, MemoryError):
+            raise  # the disk can no longer be believed: no reply, the owner ends and reopens
+        except Exception as error:  # a named boundary: one bad request must not end the ledger
+            self.service.rollback(now)
+            _log.exception("one of %d requests broke the ledger", len(group))
+            if len(group) != 1:
+                if not group:
+                    raise
+                for pending in group:
+                    self.run((pending,), now)
+                return
+            answers = [
+                (group[0], InternalError(f"the ledger could not carry out a request: {error!r}"))
+            ]
+        reach(REPLY_BEFORE)
+        for pending, answer in answers:
+            self._waiting.pop(pending, None)
+            if not pending.forgotten:
+                pending.answer(answer)
+
+    def _group(self, group: Sequence[Pending], now: Instant) -> list[tuple[Pending, Answer]]:
+        service = self.service
+        service.begin()
+        answers: list[tuple[Pending, Answer]] = []
+        polls: list[Pending] = []
+        for pending in group:
+            if isinstance(pending.request, LeaseRequest | EventsRequest):
+                polls.append(pending)
+            else:
+                self._ask(pending, answers, lambda p: service.handle(p.request, now))
+        service.settle(now)
+        for pending in polls:
+            self._ask(pending, answers, lambda p: self._first(p, now))
+        for pending in [p for p in self._waiting if p.seen != self._seq(p) and p not in polls]:
+            self._ask(pending, answers, lambda p: service.poll(_polled(p), now))
+        service.commit()
+        return answers
+
+    def _first(self, pending: Pending, now: Instant) -> Reply | NotYet:
+        request = pending.request
+        if pending.resent and isinstance(request, LeaseRequest):
+            repeated = self.service.undelivered(request, now)
+            if repeated.leases:
+                return repeated
+        return self.service.handle(request, now)
+
+    def _ask(
+        self,
+        pending: Pending,
+        answers: list[tuple[Pending, Answer]],
+        ask: Callable[[Pending], Reply | NotYet],
+    ) -> None:
+        try:
+            answer = ask(pending)
+        except StokerError as error:
+            answers.append((pending, error))
+            return
+        if isinstance(answer, NotYet):
+            pending.seen = self._seq(pending)
+            self._waiting[pending] = None
+        else:
+            answers.append((pending, answer))
+
+    def _seq(self, pending: Pending) -> int:
+        if isinstance(pending.request, EventsRequest):
+            return self.service.events_seq
+        return self.service.work_seq
+
+    def forget(self, pending: Pending) -> None:
+        """Stop waiting: nobody wants the answer. Called between groups only."""
+        pending.forgotten = True
+        self._waiting.pop(pending, None)
+
+    def time_out(self, pending: Pending) -> None:
+        """Answer a waiting poll with nothing; does nothing when it was answered already."""
+        if self._waiting.pop(pending, self) is self:
+            return
+        pending.answer(nothing_for(pending.request))
+
+    @property
+    def waiting(self) -> int:
+        """Polls that wait."""
+        return len(self._waiting)
+
+    def next_wake(self) -> float | None:
+        """Return the boot time of the next thing that happens by itself."""
+        return self.service.next_wake()
+
+
+def _polled(pending: Pending) -> LeaseRequest | EventsRequest:
+    assert isinstance(pending.request, LeaseRequest | EventsRequest), "only polls wait"
+    return pending.request
+
+
+def nothing_for(request: Request) -> Reply:
+    """Return the reply of a poll that has nothing to tell."""
+    return EventsReply(events=()) if isinstance(request, EventsRequest) else LeaseReply()
+
+
+def _no_room(error: StorageFull) -> LedgerStorageFailed:
+    return LedgerStorageFailed(
+        f"the ledger's disk is full ({error}); nothing of this request was kept; free some space "
+        "and send it again"
+    )

@@ -1,0 +1,86 @@
+"""What becomes of an action whose lease or worker is lost: retry, ambiguity, poison.
+
+Pure, like ``core``. Rules (DESIGN §4): before ``started`` an action is requeued, its attempt
+unspent. After it, *pure*, *idempotent* and *contained without an environment* get a new attempt
+within their bound; *contained in an environment* is ``environment_lost``, since the box went with
+the worker; *external* is ``ambiguous``, never run again.
+
+Poison (I5, B10, B18): of several actions that ran on a lost worker any one may have killed it. They
+become suspects: requeued without spending the attempt and from then on delivered alone. A suspect
+lost while alone spends its attempt, as does the only action that ran on a lost worker.
+"""
+
+from msgspec.structs import replace
+
+from stoker.broker.base import LedgerEventKind
+from stoker.broker.core import cause, ended_by_ledger, requeued, settle
+from stoker.broker.rows import Decision, Note, Row, terminal_note
+from stoker.errors import DeadLetter, EffectAmbiguous, EnvironmentLost
+from stoker.model.action import ActionState, Effect
+from stoker.model.completion import CompletionStatus, EnvironmentState
+
+
+def lose(row: Row, what: str, *, crowd: bool = False, worker_gone: bool = True) -> Decision:
+    """Decide about a live row whose lease ended without a result.
+
+    ``crowd``: its worker was lost with more than one action started. ``worker_gone``: the whole
+    incarnation is lost, and every environment it held with it.
+    """
+    assert row.live, f"{row.action_id} is {row.state}, not in a worker's hands"
+    noted = replace(row, causes=(*row.causes, cause(row, what)))
+    if worker_gone and row.action.holder is not None and row.action.holder == row.worker:
+        return environment_lost(noted)
+    if row.state is ActionState.LEASED:
+        return _back(noted, spent=False)
+    if row.action.effect is Effect.EXTERNAL:
+        return _ambiguous(noted)
+    if row.action.effect is Effect.CONTAINED and row.action.environment_id is not None:
+        return environment_lost(noted)
+    if crowd and not row.alone:
+        return _back(replace(noted, suspect=True, attempts=row.attempts - 1), spent=False)
+    return _back(noted, spent=True)
+
+
+def environment_lost(row: Row) -> Decision:
+    """End an action whose environment went with its worker, queued or running."""
+    fault = EnvironmentLost(
+        f"the environment {row.action.environment_id} of action {row.action_id} went with worker "
+        f"{row.action.holder or row.worker}; the action was not run again; the environment can "
+        "only be restored as a new generation",
+        action_id=row.action_id,
+    ).record()
+    result = ended_by_ledger(row, CompletionStatus.ERROR, fault, EnvironmentState.LOST)
+    return _ended(settle(row, result), row)
+
+
+def _back(row: Row, *, spent: bool) -> Decision:
+    attempts_used = spent and row.attempts >= row.action.attempts_max
+    if attempts_used or row.deliveries >= row.action.deliveries_max:
+        return _dead(row)
+    return Decision(requeued(row), (Note(LedgerEventKind.REQUEUED, row.causes[-1]),))
+
+
+def _dead(row: Row) -> Decision:
+    fault = DeadLetter(
+        f"action {row.action_id} used up its {row.attempts} of {row.action.attempts_max} attempts "
+        f"and {row.deliveries} of {row.action.deliveries_max} deliveries; it will not be run "
+        f"again. Causes: {'; '.join(row.causes)}",
+        action_id=row.action_id,
+    ).record()
+    environment = EnvironmentState.LOST if row.action.environment_id else EnvironmentState.NONE
+    return _ended(settle(row, ended_by_ledger(row, CompletionStatus.DEAD, fault, environment)), row)
+
+
+def _ambiguous(row: Row) -> Decision:
+    fault = EffectAmbiguous(
+        f"the external effect of action {row.action_id} may or may not have happened: "
+        f"{row.causes[-1]}; it is not run again; look at the tool's own record",
+        action_id=row.action_id,
+    ).record()
+    return _ended(settle(row, ended_by_ledger(row, CompletionStatus.AMBIGUOUS, fault)), row)
+
+
+def _ended(settled: Row, before: Row) -> Decision:
+    lost = (*before.lost_fences, before.fence) if before.fence else before.lost_fences
+    settled = replace(settled, lost_fences=lost)
+    return Decision(settled, (terminal_note(settled),))

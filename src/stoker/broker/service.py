@@ -1,0 +1,249 @@
+"""The ledger's verbs over a store: synchronous, one group of requests per transaction.
+
+A caller opens a group, handles any number of requests, lets time pass (``settle``), answers waiting
+polls, and commits; only then may replies go out. ``NotYet`` is the answer of a long poll that has
+nothing to tell: the caller keeps the request and asks again after the next group, or tells the
+empty reply when its time is up.
+
+Invariant: between groups the books equal the store. ``rollback`` reads them again.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from stoker.broker import coordinator_verbs, expiry, queueing, views, worker_verbs
+from stoker.broker.base import (
+    ActionsReply,
+    ActionsRequest,
+    AppendBatch,
+    AppendBatchReply,
+    Attach,
+    Attached,
+    Cancel,
+    CancelReply,
+    Capabilities,
+    CapabilitiesRequest,
+    CompleteReply,
+    CompleteRequest,
+    DeadLettersRequest,
+    Durability,
+    Enroll,
+    Enrolled,
+    EventsReply,
+    EventsRequest,
+    HeartbeatRequest,
+    HoldReply,
+    JournalReply,
+    JournalRequest,
+    LeaseReply,
+    LeaseRequest,
+    LedgerLimits,
+    ReleaseRequest,
+    Request,
+    RolloutsReply,
+    RolloutsRequest,
+    StartRequest,
+    StatsReply,
+    StatsRequest,
+)
+from stoker.broker.books import Books
+from stoker.broker.store import Meta, Store
+from stoker.model.value import INLINE_BYTES_MAX
+from stoker.seams.clock import Instant
+
+Reply = (
+    Attached
+    | AppendBatchReply
+    | EventsReply
+    | CancelReply
+    | Enrolled
+    | LeaseReply
+    | HoldReply
+    | CompleteReply
+    | JournalReply
+    | RolloutsReply
+    | ActionsReply
+    | StatsReply
+    | Capabilities
+)
+
+
+class NotYet(msgspec.Struct, frozen=True):
+    """A long poll has nothing to tell now."""
+
+
+class LedgerService:
+    """One open ledger."""
+
+    def __init__(self, store: Store, limits: LedgerLimits, durability: Durability) -> None:
+        self.limits = limits
+        self.durability = durability
+        self._store = store
+        self._books: Books
+        self._expiry: expiry.Expiry
+        self._grace_until = 0.0
+        self._meta_stored: Meta
+        verbs: dict[type, Callable[..., Any]] = {
+            Attach: self._attach,
+            AppendBatch: lambda r, now: coordinator_verbs.append(self._books, r, now),
+            EventsRequest: self._events,
+            Cancel: lambda r, _now: coordinator_verbs.cancel_actions(self._books, r),
+            Enroll: self._enroll,
+            LeaseRequest: self._lease,
+            StartRequest: self._worker(worker_verbs.start_work),
+            HeartbeatRequest: self._worker(worker_verbs.heartbeat),
+            CompleteRequest: self._worker(worker_verbs.complete_work),
+            ReleaseRequest: self._worker(worker_verbs.release_work),
+            JournalRequest: lambda r, _now: views.journal(self._books, r),
+            RolloutsRequest: lambda r, _now: views.rollouts(self._books, r),
+            ActionsRequest: lambda r, _now: views.actions(self._books, r),
+            DeadLettersRequest: lambda r, _now: views.dead_letters(self._books, r),
+            StatsRequest: lambda _r, now: views.stats(self._books, now),
+            CapabilitiesRequest: lambda _r, _now: self.capabilities(),
+        }
+        self._verbs = verbs
+
+    def open(self, now: Instant, *, boot_id: str, lineage: str) -> None:
+        """Open the store: a new epoch, durable before this returns, and a time of grace.
+
+        ``lineage`` is used when the ledger is new. **Durability:** synced.
+        """
+        self._store.begin()
+        found = self._store.meta()
+        meta = found or Meta(lineage=lineage)
+        if found is not None and found.boot_id != boot_id:
+            self._store.rebase(now)
+        if found is not None:
+            self._store.defer(now.boot + self.limits.lease_seconds)
+            self._grace_until = now.boot + self.limits.grace_seconds
+        meta.boot_id = boot_id
+        meta.epoch += 1
+        self._store.put_meta(meta)
+        self._store.commit(sync=True)
+        self._read(now)
+
+    def restore(self, lineage: str) -> None:
+        """Give a ledger that was restored from a copy a new identity (I3)."""
+        self._books.meta.lineage = lineage
+        self._books.sync = True
+
+    def _read(self, now: Instant) -> None:
+        meta = self._store.meta()
+        assert meta is not None, "the ledger is open without a record of itself"
+        self._meta_stored = meta
+        self._books = Books(self._store, self.limits, msgspec.structs.replace(meta), now.boot)
+        self._expiry = expiry.Expiry(self._books, self._grace_until)
+
+    # --- groups
+
+    def begin(self) -> None:
+        """Open a group."""
+        self._store.begin()
+
+    def handle(self, request: Request, now: Instant) -> Reply | NotYet:
+        """Carry out one request within the open group; the reply holds once it has committed.
+
+        Raises:
+            LedgerFenced: a coordinator whose fence is old; nothing was changed.
+            LedgerRefused: the request does not fit; nothing was changed.
+        """
+        reply: Reply | NotYet = self._verbs[type(request)](request, now)
+        return reply
+
+    def settle(self, now: Instant) -> None:
+        """Let time pass and parked actions in; after the group's requests, before its polls."""
+        self._expiry.tick(now)
+        queueing.unpark(self._books)
+
+    def commit(self) -> None:
+        """Make the group durable as its requests demand; then its replies may go out.
+
+        Raises:
+            StorageFull: call ``rollback``; nothing of the group was kept.
+            OSError, apsw.Error: the disk failed; end the process without a reply.
+        """
+        books = self._books
+        books.flush()
+        if books.meta != self._meta_stored:
+            self._store.put_meta(books.meta)
+            self._meta_stored = msgspec.convert(msgspec.to_builtins(books.meta), Meta)
+        self._store.commit(sync=books.sync and self.durability is Durability.POWER_SAFE)
+        books.close_group()
+
+    def rollback(self, now: Instant) -> None:
+        """Undo the open group and read the books again; leases get a fresh length."""
+        counter, work, told = self._books.counter, self._books.work_seq, self._books.events_seq
+        self._store.rollback()
+        self._read(now)
+        self._books.counter = counter  # numbers drawn in vain are not drawn again
+        self._books.work_seq, self._books.events_seq = work + 1, told + 1
+
+    @property
+    def work_seq(self) -> int:
+        """Rises when a waiting lease request may have become answerable."""
+        return self._books.work_seq
+
+    @property
+    def events_seq(self) -> int:
+        """Rises when a waiting events request may have become answerable."""
+        return self._books.events_seq
+
+    def next_wake(self) -> float | None:
+        """Return the boot time of the next thing that happens by itself, if any."""
+        return self._expiry.next_wake()
+
+    def forgive(self, now: Instant) -> None:
+        """Give every lease a fresh length: the ledger itself was stopped, not its workers."""
+        for record in self._books.workers.values():
+            record.seen = max(record.seen, now.boot)
+
+    def close(self) -> None:
+        """Let go of the store."""
+        self._store.close()
+
+    def capabilities(self) -> Capabilities:
+        """Return what this ledger promises."""
+        return Capabilities(
+            engine=self._store.engine,
+            durability=self.durability,
+            value_bytes_max=INLINE_BYTES_MAX,
+            limits=self.limits,
+            lineage=self._books.meta.lineage,
+        )
+
+    # --- verbs that need more than the books
+
+    def _worker(self, verb: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda request, now: verb(self._books, self._expiry, request, now)
+
+    def _attach(self, request: Attach, _now: Instant) -> Attached:
+        fence = coordinator_verbs.attach(self._books, request)
+        return Attached(fence=fence, capabilities=self.capabilities())
+
+    def _enroll(self, request: Enroll, now: Instant) -> Enrolled:
+        worker_verbs.enroll(self._books, self._expiry, request, now)
+        return Enrolled(lease_seconds=self.limits.lease_seconds, capabilities=self.capabilities())
+
+    def _events(self, request: EventsRequest, _now: Instant) -> EventsReply | NotYet:
+        reply = coordinator_verbs.events(self._books, request)
+        return reply if reply.events or request.wait_seconds <= 0 else NotYet()
+
+    def _lease(self, request: LeaseRequest, now: Instant) -> LeaseReply | NotYet:
+        return _or_wait(worker_verbs.lease(self._books, self._expiry, request, now), request)
+
+    def poll(self, request: LeaseRequest | EventsRequest, now: Instant) -> Reply | NotYet:
+        """Ask again for a request that waits. Raises like ``handle``."""
+        if isinstance(request, EventsRequest):
+            return self._events(request, now)
+        return _or_wait(worker_verbs.poll(self._books, request, now), request)
+
+    def undelivered(self, request: LeaseRequest, now: Instant) -> LeaseReply:
+        """Answer a lease request that is sent again after a broken connection."""
+        return worker_verbs.undelivered(self._books, request, now)
+
+
+def _or_wait(reply: LeaseReply, request: LeaseRequest) -> LeaseReply | NotYet:
+    empty = not reply.leases and not reply.revoked
+    return NotYet() if empty and request.wait_seconds > 0 else reply

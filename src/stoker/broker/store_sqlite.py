@@ -1,0 +1,334 @@
+"""The embedded engine's store: one SQLite database, one connection, exclusive locking, WAL.
+
+One connection because the WAL-reset bug of older SQLite versions needs two (facts). Commits run
+with ``synchronous = NORMAL``; where a group holds something that must survive a power cut, the
+write-ahead log is synced after the commit and before any reply: what FULL would do, chosen per
+group (SQLite itself takes the setting only between transactions, before the group is known). A sync
+makes every earlier commit durable too. SQL lives in ``sql/*.sql``.
+"""
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+
+from stoker.broker.base import LedgerEvent, LedgerEventKind
+from stoker.broker.rows import Row
+from stoker.broker.store import Enlisted, Entry, Head, Meta, Owner, StorageFull, Told
+from stoker.broker.store_sqlite_rows import (
+    STATES,
+    decode_completion,
+    decode_row,
+    encode,
+    hot_columns,
+    mutable_columns,
+)
+from stoker.model.action import ActionState
+from stoker.model.completion import CompletionStatus
+from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
+from stoker.seams.clock import Instant
+from stoker.seams.faultpoints import declare, reach
+
+COMMIT_BEFORE = declare("ledger.commit.before", "a group of ledger transitions is about to commit")
+COMMIT_AFTER = declare("ledger.commit.after", "a group has committed; nobody has been told")
+SYNC_BEFORE = declare("ledger.sync.before", "a committed group is about to be synced")
+
+_STATEMENT_CACHE = 128
+_CHECKPOINT_PAGES = 4000
+
+Bindings = tuple[object, ...]
+
+
+class SqliteStore:
+    """A store in one file."""
+
+    engine = "sqlite"
+
+    def __init__(self, path: Path) -> None:
+        self.commits = 0
+        self.syncs = 0
+        self._sql = _statements()
+        self._db = apsw.Connection(str(path), statementcachesize=_STATEMENT_CACHE)
+        for pragma in (
+            "locking_mode = EXCLUSIVE",
+            "journal_mode = WAL",
+            "synchronous = NORMAL",
+            f"wal_autocheckpoint = {_CHECKPOINT_PAGES}",
+            "temp_store = MEMORY",
+            "cache_size = -65536",
+        ):
+            self._db.execute(f"PRAGMA {pragma}").fetchall()
+        schema = (files("stoker.broker") / "sql" / "schema.sql").read_text("utf-8")
+        self._db.execute("BEGIN IMMEDIATE;" + schema + "COMMIT;")
+        self._wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
+        _sync_directory(path.parent)
+
+    # --- transactions
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        self._db.execute("BEGIN IMMEDIATE")
+
+    def commit(self, *, sync: bool) -> None:
+        """Close the transaction; with ``sync`` it is on disk when this returns.
+
+        A failing sync is an ``OSError`` that must end the process: the page cache can no longer be
+        believed, only a reopening reads what is really there.
+        """
+        with _room():
+            reach(COMMIT_BEFORE)
+            self._db.execute("COMMIT")
+        self.commits += 1
+        if sync:
+            reach(SYNC_BEFORE)
+            os.fdatasync(self._wal)
+            self.syncs += 1
+        reach(COMMIT_AFTER)
+
+    def rollback(self) -> None:
+        """Undo the transaction."""
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    def close(self) -> None:
+        """Checkpoint and close the file."""
+        os.close(self._wal)
+        self._db.close()
+
+    # --- statements
+
+    def _many(self, name: str, rows: Sequence[Bindings]) -> None:
+        if rows:
+            with _room():
+                self._db.executemany(self._sql[name], rows)
+
+    def _all(self, name: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
+        return list(self._db.execute(self._sql[name], bindings))
+
+    def _rows(self, name: str, bindings: Bindings = ()) -> list[Row]:
+        return [decode_row(columns) for columns in self._db.execute(self._sql[name], bindings)]
+
+    # --- the ledger as a whole
+
+    def meta(self) -> Meta | None:
+        """Return the ledger's own record."""
+        found = self._all("meta")
+        return msgspec.msgpack.decode(found[0][0], type=Meta) if found else None
+
+    def put_meta(self, meta: Meta) -> None:
+        """Write the ledger's own record."""
+        self._many("put_meta", [(encode(meta),)])
+
+    # --- actions
+
+    def insert(self, rows: Sequence[Row]) -> None:
+        """Add new rows."""
+        self._many("insert", [hot_columns(row) for row in rows])
+        self._many("insert_input", [(row.order, encode(row.action)) for row in rows])
+
+    def update(self, rows: Sequence[Row]) -> None:
+        """Write the changed state of rows."""
+        self._many("update", [mutable_columns(row) for row in rows])
+
+    def settle(self, rows: Sequence[Row]) -> None:
+        """Add results."""
+        self._many("settle", [(row.order, encode(row.completion)) for row in rows])
+
+    def bury(self, rows: Sequence[Row]) -> None:
+        """Drop input, result and told events; dead letters keep input and result."""
+        places = [(row.order,) for row in rows if row.settled_status is not CompletionStatus.DEAD]
+        self._many("bury_input", places)
+        self._many("bury_result", places)
+        self._many("bury_events", [(row.order,) for row in rows])
+
+    def rows(self, ids: Iterable[ActionId]) -> list[Row]:
+        """Return the rows of known ids."""
+        return [row for i in ids for row in self._rows("row", (i,))]
+
+    def rollout_rows(self, rollout: RolloutId) -> list[Row]:
+        """Return every row of a rollout."""
+        return self._rows("rollout_rows", (rollout,))
+
+    def unfinished(self, rollout: RolloutId) -> list[Row]:
+        """Return the rows of a rollout that have no result yet."""
+        return sorted(self._rows("unfinished", (rollout,)), key=lambda row: row.order)
+
+    def outstanding(self, rollout: RolloutId) -> int:
+        """Count unfinished rows, less those parked for the rollout's own cap."""
+        return int(self._all("outstanding", (rollout,))[0][0])
+
+    def queued(
+        self, worker_class: str, holder: WorkerId | None, *, suspect: bool, limit: int
+    ) -> list[Row]:
+        """Return the head of one queue."""
+        return self._rows("queued", (worker_class, holder or "", suspect, limit))
+
+    def parked(self, worker_class: str, limit: int) -> list[Row]:
+        """Return the earliest rows of a class that are parked for the caps."""
+        return self._rows("parked", (worker_class, limit))
+
+    def parked_of(self, rollout: RolloutId, limit: int) -> list[Row]:
+        """Return the earliest rows that are parked for their rollout's cap."""
+        return self._rows("parked_of", (rollout, limit))
+
+    def held_by(self, worker: WorkerId) -> list[Row]:
+        """Return waiting rows that only ``worker`` may run."""
+        return self._rows("held_by", (worker,))
+
+    def due(self, before: float, limit: int) -> list[Row]:
+        """Return unfinished rows whose time is up."""
+        return self._rows("due", (before, limit))
+
+    def next_due(self) -> float | None:
+        """Return the earliest time at which a row is due."""
+        found = self._all("next_due")
+        return float(found[0][0]) if found else None
+
+    def in_hands(self) -> list[Row]:
+        """Return rows that are leased, started, or not yet reclaimed."""
+        return self._rows("in_hands")
+
+    def counts(self) -> list[tuple[str, ActionState, str, bool, WorkerId | None, int]]:
+        """Count unfinished rows."""
+        return [
+            (cls, STATES[state], parked_on, bool(suspect), WorkerId(holder) or None, count)
+            for cls, state, parked_on, suspect, holder, count in self._all("counts")
+        ]
+
+    def results(self) -> int:
+        """Count results that are not acknowledged."""
+        return int(self._all("results")[0][0])
+
+    def dead(self, run_id: RunId) -> list[Row]:
+        """Return a run's dead letters."""
+        return self._rows("dead", (run_id,))
+
+    def rebase(self, now: Instant) -> None:
+        """Move stored instants to this boot's clock."""
+        self._db.execute(self._sql["rebase"], {"boot": now.boot, "wall": now.wall})
+
+    def defer(self, until: float) -> None:
+        """Let no started row be due before ``until``."""
+        self._db.execute(self._sql["defer"], (until,))
+
+    # --- events
+
+    def tell(self, events: Sequence[Told]) -> None:
+        """Add events."""
+        self._many(
+            "tell",
+            [(*told[:8], encode(told.completion) if told.completion else None) for told in events],
+        )
+
+    def told(self, run_id: RunId, partition: str, after: int, limit: int) -> list[LedgerEvent]:
+        """Return events in order."""
+        return [
+            LedgerEvent(
+                event_id=event_id,
+                kind=LedgerEventKind(kind),
+                action_id=action_id,
+                rollout_id=rollout_id,
+                completion=decode_completion(completion) if completion else None,
+                detail=detail,
+            )
+            for event_id, kind, action_id, rollout_id, detail, completion in self._all(
+                "told", (run_id, partition, after, limit)
+            )
+        ]
+
+    def forget_passed(self, run_id: RunId, partition: str, upto: int) -> None:
+        """Drop requeued and reclaimed events that the coordinator has seen."""
+        self._many("forget_passed", [(run_id, partition, upto)])
+
+    def forget_late(self, ids: Sequence[int]) -> None:
+        """Drop the events of these actions."""
+        self._many("bury_events", [(order,) for order in ids])
+
+    # --- journal
+
+    def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
+        """Return the end of a rollout's journal."""
+        found = self._all("head", (run_id, rollout))
+        return _head(found[0]) if found else None
+
+    def put_heads(self, heads: Sequence[Head]) -> None:
+        """Write journal ends."""
+        self._many("put_head", heads)
+
+    def heads(self, run_id: RunId, after: RolloutId | None, limit: int) -> list[Head]:
+        """Return a run's rollouts in order of admission."""
+        bindings = {"run": run_id, "after": after or "", "limit": limit}
+        return [_head(columns) for columns in self._db.execute(self._sql["heads"], bindings)]
+
+    def write(self, entries: Sequence[Entry]) -> None:
+        """Add journal entries."""
+        self._many("write", entries)
+
+    def entries(self, head: int, after: int, limit: int) -> list[bytes]:
+        """Return journal entries from position ``after`` on."""
+        return [columns[0] for columns in self._all("entries", (head, after, limit))]
+
+    # --- owners and workers
+
+    def owner(self, run_id: RunId, partition: str) -> Owner | None:
+        """Return who owns a partition."""
+        found = self._all("owner", (run_id, partition))
+        return (
+            Owner(RunId(found[0][0]), found[0][1], Fence(found[0][2]), found[0][3])
+            if found
+            else None
+        )
+
+    def put_owner(self, owner: Owner) -> None:
+        """Write who owns a partition."""
+        self._many("put_owner", [owner])
+
+    def workers(self) -> list[Enlisted]:
+        """Return every known worker incarnation."""
+        return [
+            Enlisted(WorkerId(i), name, msgspec.msgpack.decode(slots, type=dict[str, int]), bool(e))
+            for i, name, slots, e in self._all("workers")
+        ]
+
+    def put_workers(self, workers: Sequence[Enlisted]) -> None:
+        """Write worker incarnations."""
+        self._many("put_worker", [(w[0], w[1], encode(w.slots), w.ended) for w in workers])
+
+
+@contextmanager
+def _room() -> Iterator[None]:
+    """Turn *no space left* into ``StorageFull``; every other failure of the disk ends the owner."""
+    try:
+        yield
+    except apsw.FullError as error:
+        raise StorageFull(str(error)) from error
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        raise StorageFull(str(error)) from error
+
+
+def _head(columns: tuple[Any, ...]) -> Head:
+    head = Head(*columns)
+    return head._replace(finished=bool(head.finished))
+
+
+def _statements() -> dict[str, str]:
+    text = (files("stoker.broker") / "sql" / "statements.sql").read_text("utf-8")
+    parts = text.split("-- name: ")[1:]
+    named = (part.partition("\n") for part in parts)
+    return {name.strip(): body.strip().rstrip(";") for name, _, body in named}
+
+
+def _sync_directory(directory: Path) -> None:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

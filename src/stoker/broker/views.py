@@ -1,0 +1,150 @@
+"""What anybody may read: journals, rollouts, actions, dead letters, counters. Changes nothing."""
+
+from collections.abc import Iterable
+
+from stoker.broker.base import (
+    ActionsReply,
+    ActionsRequest,
+    ActionView,
+    ClassStats,
+    DeadLettersRequest,
+    JournalReply,
+    JournalRequest,
+    RolloutsReply,
+    RolloutsRequest,
+    RolloutSummary,
+    StatsReply,
+    WorkerStats,
+)
+from stoker.broker.books import Books
+from stoker.broker.rows import Row
+from stoker.broker.store import Head
+from stoker.model.action import ActionState
+from stoker.seams.clock import Instant
+
+REPLY_BYTES_MAX = 16 * 1024 * 1024
+"""A reply is cut short past this; one journal entry and one page more still fit a frame."""
+_PAGE = 128
+
+
+def journal(books: Books, request: JournalRequest) -> JournalReply:
+    """Return one rollout's entries, as many as fit a frame."""
+    books.flush()
+    head = books.store.head(request.run_id, request.rollout_id)
+    if head is None:
+        return JournalReply(events=())
+    found: list[bytes] = []
+    size = 0
+    while len(found) < request.limit and size < REPLY_BYTES_MAX:
+        count = min(_PAGE, request.limit - len(found))
+        page = books.store.entries(head.key, request.after + len(found), count)
+        found += page
+        size += sum(map(len, page))
+        if len(page) < count:
+            return JournalReply(events=tuple(found))
+    return JournalReply(events=tuple(found), more=len(found) < request.limit)
+
+
+def rollouts(books: Books, request: RolloutsRequest) -> RolloutsReply:
+    """Return a run's rollouts in order of admission, as many as fit a frame."""
+    books.flush()
+    found: list[RolloutSummary] = []
+    size = 0
+    for head in books.store.heads(request.run_id, request.after, request.limit):
+        if size >= REPLY_BYTES_MAX:
+            return RolloutsReply(rollouts=tuple(found), more=True)
+        found.append(_summary(books, head))
+        size += len(found[-1].first) + len(found[-1].last or b"")
+    return RolloutsReply(rollouts=tuple(found))
+
+
+def _summary(books: Books, head: Head) -> RolloutSummary:
+    entries = books.store.entries
+    first = entries(head.key, 0, 1)
+    return RolloutSummary(
+        rollout_id=head.rollout_id,
+        seq=head.seq,
+        first=first[0] if first else b"",
+        last=entries(head.key, head.seq - 1, 1)[0] if head.finished else None,
+    )
+
+
+def actions(books: Books, request: ActionsRequest) -> ActionsReply:
+    """Return actions as the ledger holds them; acknowledged ones have lost input and result."""
+    books.flush()
+    rows = list(books.rows(request.action_ids).values())
+    if request.rollout_id is not None:
+        rows += books.current(books.store.rollout_rows(request.rollout_id))
+    return _views(rows)
+
+
+def dead_letters(books: Books, request: DeadLettersRequest) -> ActionsReply:
+    """Return a run's dead letters with every cause."""
+    books.flush()
+    return _views(books.store.dead(request.run_id))
+
+
+def _views(rows: Iterable[Row]) -> ActionsReply:
+    return ActionsReply(
+        actions=tuple(
+            ActionView(
+                action=row.action,
+                state=row.state,
+                deliveries=row.deliveries,
+                attempts=row.attempts,
+                worker_id=row.worker,
+                completion=row.completion,
+                causes=row.causes,
+            )
+            for row in rows
+        )
+    )
+
+
+def stats(books: Books, now: Instant) -> StatsReply:
+    """Return counters and queue ages; costs a few index look-ups, no scan."""
+    books.flush()
+    meta, store = books.meta, books.store
+    alive = [record for record in books.workers.values() if not record.dead]
+    classes = set(books.states) | {cls for r in alive for cls in r.enlisted.slots}
+    workers: tuple[WorkerStats, ...] = tuple(
+        r.enlisted.stats(len(r.named), max(0.0, now.boot - r.seen)) for r in alive
+    )
+    return StatsReply(
+        classes={
+            cls: ClassStats(
+                queued=books.states[cls][ActionState.ACCEPTED],
+                leased=books.states[cls][ActionState.LEASED],
+                started=books.states[cls][ActionState.STARTED],
+                parked=books.states[cls][ActionState.PARKED],
+                oldest_queued_seconds=_age(books, cls, now),
+                slots=sum(r.enlisted.slots.get(cls, 0) for r in alive),
+            )
+            for cls in sorted(classes)
+        },
+        workers=workers,
+        unacknowledged=books.results,
+        deliveries_total=meta.deliveries,
+        attempts_total=meta.attempts,
+        retries_total=meta.retries,
+        completions_total=dict(meta.completions),
+        late_total=meta.late,
+        dead_total=meta.dead,
+        commits_total=store.commits,
+        transitions_total=books.transitions,
+        syncs_total=store.syncs,
+    )
+
+
+def _age(books: Books, worker_class: str, now: Instant) -> float:
+    """Return the age of the action that goes next: the oldest, where priorities are equal."""
+    if not books.states[worker_class][ActionState.ACCEPTED]:
+        return 0.0
+    holders = [None, *(h for (cls, h), n in books.held.items() if cls == worker_class and n)]
+    heads = [
+        row
+        for holder in holders[:16]
+        for suspect in (False, True)
+        for row in books.store.queued(worker_class, holder, suspect=suspect, limit=1)
+    ]
+    return max((now.boot - row.accepted_boot for row in heads), default=0.0)
