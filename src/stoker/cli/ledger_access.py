@@ -3,12 +3,14 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from stoker.broker.base import Ledger, RolloutsRequest, RolloutSummary
+from stoker.broker.base import Durability, Ledger, LedgerLimits, RolloutsRequest, RolloutSummary
 from stoker.broker.client import connect
+from stoker.config.tree import LedgerSettings
 from stoker.coordinator.record import RunDirectory
 from stoker.model.ids import RolloutId, RunId
 
 _PAGE = 1000
+_IDLE_EXIT_SECONDS = 5.0
 
 
 @asynccontextmanager
@@ -18,7 +20,22 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[Ledger]:
     Raises:
         LedgerUnavailable: it can be neither reached nor started.
     """
-    ledger = await connect(directory=run.ledger, role="cli")
+    settings = LedgerSettings.model_validate(run.record.settings.get("ledger", {}))
+    # An owner started here serves whoever comes next, so it gets what the run was made with.
+    ledger = await connect(
+        directory=run.ledger,
+        role="cli",
+        limits=LedgerLimits(
+            queued_max=settings.queued_max,
+            queued_per_class_max=settings.queued_max,
+            results_max=settings.results_max,
+            outstanding_per_rollout_max=settings.outstanding_per_rollout_max,
+            lease_seconds=settings.lease,
+            grace_seconds=settings.lease,
+        ),
+        durability=Durability(settings.durability),
+        idle_exit_seconds=_IDLE_EXIT_SECONDS,
+    )
     try:
         yield ledger
     finally:
