@@ -13,7 +13,7 @@ from structlog.typing import FilteringBoundLogger
 
 from stoker.errors import StokerError
 from stoker.model.completion import Usage
-from stoker.model.execution import Baseline, ExecutionPolicy
+from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
 from stoker.model.tools import Tests, Verdict
 from stoker.sandbox.base import Backend, Box, BoxOffer
 from stoker.seams.entropy import fresh_id
@@ -40,7 +40,7 @@ class Boxes:
     def __init__(self, choose: Chooser, log: FilteringBoundLogger) -> None:
         self._choose = choose
         self._log = log
-        self._chosen: dict[str, Chosen] = {}
+        self._chosen: dict[tuple[Isolation, Trust, bool], Chosen] = {}
         self._choosing = asyncio.Lock()
         self._alive: dict[str, Box] = {}
         self._stuck: dict[str, Box] = {}
@@ -65,7 +65,8 @@ class Boxes:
         Raises:
             IsolationUnavailable: this host cannot give it.
         """
-        key = policy.digest()
+        # Mounts and limits are checked for each box; what a host can give depends on these alone.
+        key = (policy.isolation, policy.trust, policy.accept_shared_kernel)
         if (known := self._chosen.get(key)) is not None:
             return known
         async with self._choosing:

@@ -4,19 +4,27 @@ Standard library only, since it runs on the interpreter of the box. The function
 stay its own; its result goes to a file beside them, whole or not at all. It never decides anything:
 what it writes is as untrusted as the tool, and the worker bounds and checks it.
 
-Start-up is kept lean: without ``site`` until an import fails, then with it, so that a tool that
-needs only the standard library does not pay for installed packages.
+Start-up is kept lean. Installed packages are turned on when an import needs them, not before. A
+tool that says ``import stoker`` for its decorator gets a stand-in, which becomes the real package
+when more is asked of it: the real one costs ten times what an interpreter costs.
 """
 
 import importlib.util
 import json
 import os
 import sys
+from types import ModuleType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 BYTES_MAX = 16 * 1024 * 1024
 """Largest result written; a larger one is an error of the tool."""
 TEXT_MAX = 4000
 """Longest error text."""
+EAGER = frozenset({"StokerError", "Infrastructure", "Cancelled"})
+"""Names of classes that stand in ``except`` clauses, where a stand-in will not do."""
 
 
 class SiteWhenNeeded:
@@ -39,6 +47,66 @@ class SiteWhenNeeded:
             site.main()
         importlib.invalidate_caches()
         return importlib.util.find_spec(name)
+
+
+class Later:
+    """A name of the real package that nobody has used yet, save in an annotation."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def real(self) -> "Any":  # noqa: ANN401 - whatever the package has there
+        """Return what it stands for, importing the package."""
+        return getattr(real_stoker(), self.name)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__"):
+            raise AttributeError(name)  # somebody only looks, as typing does
+        return getattr(self.real(), name)
+
+    def __call__(self, *args: object, **kwargs: object) -> object:  # noqa: D102 - as the real one
+        return self.real()(*args, **kwargs)
+
+    def __mro_entries__(self, _bases: object) -> tuple[object, ...]:
+        return (self.real(),)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, self.real())
+
+    def __getitem__(self, _key: object) -> object:
+        return self
+
+    def __or__(self, _other: object) -> object:
+        return self
+
+    __ror__ = __or__
+
+
+def decorator(function: object = None, /, **_options: object) -> object:
+    """Leave the function as it is: here it is only called."""
+    return function if function is not None else lambda target: target
+
+
+def stand_in() -> ModuleType:
+    """Return a module to be found under the name of the package."""
+    module = ModuleType("stoker")
+    module.tool = decorator  # type: ignore[attr-defined]
+    module.rollout = decorator  # type: ignore[attr-defined]
+
+    def missing(name: str) -> object:
+        if name in EAGER or name.startswith("_") or sys.modules["stoker"] is not module:
+            return getattr(real_stoker(), name)
+        return Later(name)
+
+    module.__getattr__ = missing  # type: ignore[method-assign]
+    return module
+
+
+def real_stoker() -> ModuleType:
+    """Put the real package in the stand-in's place and return it."""
+    if sys.modules["stoker"].__dict__.get("tool") is decorator:
+        del sys.modules["stoker"]
+    return importlib.import_module("stoker")
 
 
 def load(path: str) -> object:
@@ -83,6 +151,7 @@ def main() -> None:
     """Read the request, call, leave the answer."""
     request = json.loads(sys.stdin.buffer.read())
     answer = os.path.abspath(request["answer"])  # noqa: PTH100 - see above
+    sys.modules["stoker"] = stand_in()
     sys.meta_path.append(SiteWhenNeeded(request["paths"]))  # type: ignore[arg-type]  # duck-typed
     text = call(request)
     with open(answer + ".new", "w", encoding="ascii") as file:  # noqa: PTH123 - see above

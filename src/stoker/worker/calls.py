@@ -2,10 +2,14 @@
 
 A program is run as it is. A Python function is run by ``callrunner.py``: in a process box by the
 interpreter of this installation, so that the tool may import what its author installed; behind a
-namespace by the baseline's interpreter, with the tool's directory and the installed packages
-mounted read-only. The answer comes back as a file, never on the tool's own streams.
+boundary by the baseline's interpreter, with the tool's directory and the installed packages mounted
+read-only. What another uid cannot reach (a checkout in a 0700 home) is not mounted: the tool's file
+is then copied in alone. The answer comes back as a file, never on the tool's own streams.
 """
 
+import json
+import os
+import stat
 import sys
 import sysconfig
 from pathlib import Path
@@ -22,6 +26,7 @@ from .callrunner import BYTES_MAX
 ANSWER = ".stoker-answer.json"
 """Workspace-relative; the box is fresh, so the name is free."""
 _MOUNTED = "/opt/stoker-call"
+_RUNNER_INSIDE = ".stoker-runner.py"
 _RUNNER = Path(__file__).with_name("callrunner.py")
 
 
@@ -30,6 +35,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: ExecutionPolicy
     run: RunRequest
+    files: dict[str, bytes] = {}
+    """Written into the box's workspace first."""
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -60,18 +67,26 @@ def plan(
             )
         return Plan(policy=policy, run=RunRequest(argv=request.argv, environment=extra))
     module = Path(request.module)
-    paths: tuple[str, ...] = ()
     if not module.is_file():
         raise ToolRefused(f"the tool's file {module} is not on this worker's machine; not run")
     if isolation is Isolation.PROCESS:
         command = (sys.executable, "-I", "-S", str(_RUNNER))
-    else:
-        command = ("python3", "-I", "-S", f"{_MOUNTED}/runner/{_RUNNER.name}")
-        policy, paths = _with_mounts(policy, module)
-        module = Path(_MOUNTED) / "tool" / module.name
+        run = RunRequest(argv=command, stdin=_order(request, module, ()), environment=extra)
+        return Plan(policy=policy, run=run)
+    files = {_RUNNER_INSIDE: _RUNNER.read_bytes()}
+    mounts, paths = _mounts(module)
+    inside = Path(_MOUNTED) / "tool" / module.name
+    if not any(mount.target == str(inside.parent) for mount in mounts):
+        inside = Path(".stoker-tool") / module.name
+        files[str(inside)] = module.read_bytes()
     return Plan(
-        policy=policy,
-        run=RunRequest(argv=command, stdin=_order(request, module, paths), environment=extra),
+        policy=msgspec.structs.replace(policy, mounts=(*policy.mounts, *mounts)),
+        run=RunRequest(
+            argv=("python", "-I", "-S", _RUNNER_INSIDE),
+            stdin=_order(request, inside, paths),
+            environment=extra,
+        ),
+        files=files,
     )
 
 
@@ -93,31 +108,37 @@ def result(request: CallRequest, run: RunResult, answer: ReadResult | None) -> C
 
 def _order(request: CallRequest, module: Path, paths: tuple[str, ...]) -> bytes:
     try:
-        return msgspec.json.encode(
-            {
-                "module": str(module),
-                "function": request.function,
-                "arguments": request.arguments,
-                "answer": ANSWER,
-                "paths": paths,
-            }
-        )
+        order = {
+            "module": str(module),
+            "function": request.function,
+            "arguments": request.arguments,
+            "answer": ANSWER,
+            "paths": paths,
+        }
+        return json.dumps(order, allow_nan=False).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise ToolRefused(f"the arguments of {request.function} are not JSON: {error}") from error
 
 
-def _with_mounts(policy: ExecutionPolicy, module: Path) -> tuple[ExecutionPolicy, tuple[str, ...]]:
-    """Add what the runner needs to see, all of it read-only."""
-    packages = sysconfig.get_paths()["purelib"]
-    source = str(_RUNNER.parents[2])
-    mounts = {
-        f"{_MOUNTED}/runner": str(_RUNNER.parent),
-        f"{_MOUNTED}/tool": str(module.resolve().parent),
-        f"{_MOUNTED}/packages": packages,
-        f"{_MOUNTED}/source": source,
-    }
-    added = tuple(Mount(source=source, target=target) for target, source in mounts.items())
-    return (
-        msgspec.structs.replace(policy, mounts=(*policy.mounts, *added)),
-        (f"{_MOUNTED}/source", f"{_MOUNTED}/packages"),
-    )
+def _mounts(module: Path) -> tuple[tuple[Mount, ...], tuple[str, ...]]:
+    """Return what a function may import from, all read-only, and where that is to be found."""
+    source, packages = str(_RUNNER.parents[2]), sysconfig.get_paths()["purelib"]
+    wanted = {"tool": str(module.resolve().parent), "packages": packages}
+    if source != packages:
+        wanted["source"] = source
+    reached = {name: path for name, path in wanted.items() if reachable(Path(path))}
+    mounts = (Mount(source=path, target=f"{_MOUNTED}/{name}") for name, path in reached.items())
+    paths = (f"{_MOUNTED}/{name}" for name in ("source", "packages") if name in reached)
+    return tuple(mounts), tuple(paths)
+
+
+def reachable(path: Path) -> bool:
+    """Return whether a box can come to ``path``: as root its uid is another than ours."""
+    if os.geteuid() != 0:
+        return True
+    others = stat.S_IROTH | stat.S_IXOTH
+    try:
+        way = all(parent.stat().st_mode & stat.S_IXOTH for parent in path.parents)
+        return way and path.stat().st_mode & others == others
+    except OSError:
+        return False

@@ -187,6 +187,8 @@ class Tools:
         )
         box = await self._made(attempt, self._call_baseline, plan.policy)
         try:
+            if plan.files:
+                await box.write_files(plan.files)
             attempt.effect_began = True
             ran = await self._in_box(box, plan.run, attempt)
             answer = None
