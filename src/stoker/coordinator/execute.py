@@ -36,7 +36,7 @@ from stoker.coordinator.sampling import AdmissionFeed
 from stoker.coordinator.snapshots import Snapshots
 from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.workers import LocalWorkers
-from stoker.errors import BadInput, ConfigInvalid, RunChanged
+from stoker.errors import BadInput, ConfigInvalid, RunChanged, StokerError
 from stoker.inference.base import Model
 from stoker.inference.open import open_model
 from stoker.journal.artifacts import ArtifactStore
@@ -328,6 +328,8 @@ class _Execution:
             await _cancelled(telling)
             await _cancelled(keeping)
             await workers.stop()
+            with suppress(StokerError):  # a ledger that broke has nothing newer to say
+                await snapshots.refresh()
             snapshot = self._said(snapshots, coordinator, log)
             snapshots.write(snapshot)
             log.event("run_ended", run=run.path.name, left=coordinator.left)
