@@ -4,7 +4,9 @@ Bad input is found before anything is started; a run that never began leaves not
 """
 
 import asyncio
+import os
 import shutil
+import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import msgspec
 import stoker
 from stoker.broker.base import Attach, Durability, Ledger, LedgerLimits
 from stoker.broker.client import connect
+from stoker.broker.place import owner_pid
 from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
 from stoker.coordinator.actions import ActionFactory
@@ -53,6 +56,8 @@ from stoker.seams.entropy import fresh_id
 _OBSERVE_SECONDS = 0.25
 _STATUS_EVERY = 4
 _READY_SECONDS = 60.0
+_OWNER_SECONDS = 5.0
+_OWNER_LOOKS = 250
 _PLACEMENT = frozenset({"count", "reserve_cores", "reserve_memory", "idle_exit"})
 """Worker settings that say where work runs, not how: they may differ on a resume."""
 
@@ -171,6 +176,7 @@ class _Execution:
             durability=Durability(settings.durability),
             idle_exit_seconds=settings.idle_exit,
         )
+        self._stack.push_async_callback(_end_owner, run.ledger)
         self._stack.push_async_callback(ledger.close)
         offered = (await ledger.capabilities()).durability
         asked = Durability(settings.durability)
@@ -380,6 +386,23 @@ def _worker_trouble(coordinator: Coordinator, done: "asyncio.Task[None]") -> Non
 async def _cancelled(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait({task})
+
+
+async def _end_owner(directory: Path) -> None:
+    """Ask the ledger's owner to close; whoever needs it next starts it again.
+
+    Without this it would idle for a while after every run. It is asked, never killed: it closes
+    its database first, and a client that is connected just then starts another.
+    """
+    pid = owner_pid(directory)
+    if pid is None:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    for _ in range(_OWNER_LOOKS):
+        if owner_pid(directory) != pid:
+            return
+        await asyncio.sleep(_OWNER_SECONDS / _OWNER_LOOKS)
 
 
 def _check_boxes(loaded: Loaded, settings: Settings) -> None:
