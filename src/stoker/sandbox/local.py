@@ -35,6 +35,7 @@ from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.judge import judge_in
 from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.making import WorkOrder
+from stoker.sandbox.runtime import make_public
 from stoker.sandbox.supervise import Ended, Watcher, Work, supervise
 
 FOLDERS = ("workspace", "tmp", "shm")
@@ -91,7 +92,8 @@ class LocalBox:
         if record.group and self._backend.host.tree is not None:
             self.group = self._backend.host.tree.create(record.group, limits)
         private = record.uid is None
-        self.directory.mkdir(parents=True, mode=0o700 if private else 0o711)
+        make_public(self.directory.parent)
+        self.directory.mkdir()
         self.directory.chmod(0o700 if private else 0o711)
         for folder in FOLDERS:
             (self.directory / folder).mkdir(mode=0o700)
@@ -230,7 +232,7 @@ class LocalBackend(ABC):
             return [lambda: _mounts_full(box.record.mounts)]
         watched = [_disk_watcher(str(box.directory), limits)]
         if box.group is None:
-            watched.append(_memory_watcher(pid, limits))
+            watched.append(_tree_watcher(pid, limits))
         return watched
 
     def rlimits(self, limits: Limits) -> dict[int, tuple[int, int]]:
@@ -383,11 +385,13 @@ def _disk_watcher(directory: str, limits: Limits) -> Watcher:
     return full
 
 
-def _memory_watcher(pid: list[int], limits: Limits) -> Watcher:
+def _tree_watcher(pid: list[int], limits: Limits) -> Watcher:
     def over() -> LimitKind | None:
-        if pid and procwatch.resident_bytes(pid[0]) > limits.memory_bytes:
+        if not pid:
+            return None
+        if procwatch.resident_bytes(pid[0]) > limits.memory_bytes:
             return LimitKind.MEMORY
-        return None
+        return LimitKind.PROCESSES if procwatch.tasks(pid[0]) >= limits.processes_max else None
 
     return over
 

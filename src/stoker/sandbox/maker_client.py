@@ -68,13 +68,14 @@ class MakerClient:
         """Start the helper; call it on the event loop's thread, which it dies with."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
-        package = str(Path(stoker.__file__).parent.parent)
+        # What we can import it can, wherever we were installed; nothing else of our environment.
+        found = [str(Path(stoker.__file__).parent.parent), *filter(None, sys.path)]
         with theirs:
             process = subprocess.Popen(  # noqa: S603 - our own interpreter and module
                 [sys.executable, "-P", "-m", "stoker.sandbox.maker", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
-                env={"PYTHONPATH": package},
+                env={"PYTHONPATH": os.pathsep.join(dict.fromkeys(found))},
                 cwd="/",
             )
         return cls(process, ours)

@@ -10,6 +10,7 @@ from pathlib import Path
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _UTIME, _STIME, _CUTIME, _CSTIME = 11, 12, 13, 14
+_THREADS = 17
 _RESIDENT = 21
 
 
@@ -32,6 +33,11 @@ def cpu_seconds(pid: int) -> float:
 def resident_bytes(pid: int) -> int:
     """Return resident memory of the tree; shared pages count once per process."""
     return sum(f[_RESIDENT] for f in _stats(pid)) * _PAGE
+
+
+def tasks(pid: int) -> int:
+    """Return how many processes and threads the tree has."""
+    return sum(f[_THREADS] for f in _stats(pid))
 
 
 def _stats(pid: int) -> list[list[int]]:

@@ -95,7 +95,7 @@ def baseline_digest(baseline: Baseline, files: RuntimeFiles | None = None) -> st
 
 def _check_directory(directory: Path) -> None:
     try:
-        directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        make_public(directory)
         status = directory.lstat()
     except OSError as error:
         raise IsolationUnavailable(
@@ -111,6 +111,14 @@ def _check_directory(directory: Path) -> None:
             f"the runtime directory {directory} can be changed by others; chmod go-w it"
         )
     directory.chmod(0o755)
+
+
+def make_public(directory: Path) -> None:
+    """Make a directory every uid can pass, whatever the umask; existing ones stay as they are."""
+    missing = [path for path in (directory, *directory.parents) if not path.exists()]
+    for path in reversed(missing):
+        path.mkdir(exist_ok=True)
+        path.chmod(0o755)
 
 
 @contextlib.contextmanager

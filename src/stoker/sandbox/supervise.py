@@ -146,6 +146,7 @@ class _Supervision:
         self._limit: LimitKind | None = None
         self._started: Started | None = None
         self._feed: _Feed | None = None
+        self._cpu_seen = 0.0
         cap = work.limits.output_bytes
         self._out = _Drain(cap, lambda: self._stop(LimitKind.OUTPUT))
         self._err = _Drain(cap, lambda: self._stop(LimitKind.OUTPUT))
@@ -219,7 +220,8 @@ class _Supervision:
         pid = await started.pid
         while True:
             left = self._look(pid)
-            pause = max(_TICK_LEAST_SECONDS, min(_TICK_MOST_SECONDS, left / _CORES * 0.9))
+            most = _TICK_MOST_SECONDS if self._work.group else _TICK_LEAST_SECONDS
+            pause = max(_TICK_LEAST_SECONDS, min(most, left / _CORES * 0.9))
             await asyncio.sleep(pause)
 
     def _look(self, pid: int) -> float:
@@ -233,7 +235,7 @@ class _Supervision:
             if kind is not None:
                 self._stop(kind)
         elif work.cpu_seconds is not None:
-            used = work.cpu_seconds(pid) or 0.0
+            used = self._cpu_seen = max(self._cpu_seen, work.cpu_seconds(pid) or 0.0)
         if used >= work.limits.cpu_seconds:
             self._stop(LimitKind.CPU)
         for watcher in work.watchers:
@@ -244,7 +246,8 @@ class _Supervision:
 
     def _verdict(self, exited: Exited) -> Ended:
         work = self._work
-        cpu, peak = exited.cpu_seconds, exited.memory_peak_bytes
+        # A launcher that is killed has waited for nobody: what was seen meanwhile says more.
+        cpu, peak = max(exited.cpu_seconds, self._cpu_seen), exited.memory_peak_bytes
         if work.group is not None and self._before is not None:
             now = work.group.counters()
             cpu = now.cpu_seconds - self._before.cpu_seconds

@@ -12,6 +12,7 @@ import pwd
 from pathlib import Path
 
 from stoker.errors import BoxFailed, ConfigInvalid
+from stoker.sandbox.runtime import make_public
 
 LOCK_DIRECTORY = Path("/run/stoker/uids")
 _SUBORDINATE_FILES = (Path("/etc/subuid"), Path("/etc/subgid"))
@@ -27,7 +28,7 @@ class UidLeases:
         self._held: dict[int, int] = {}
         self._next = os.getpid() % count
         self._subordinate = _subordinate_ranges()
-        lock_directory.mkdir(parents=True, exist_ok=True, mode=0o755)
+        make_public(lock_directory)
 
     def lease(self) -> int:
         """Return a uid that is ours until ``release``.
