@@ -43,7 +43,6 @@ async def repair(ctx: stoker.Context, task: stoker.Task) -> stoker.Verdict:
             await queue(ctx, data, next(waits, 0.0))
             chat.tool_result(call, seen.text)
     await box.write_files({"solution.py": code_of(turn.text)})
-    await queue(ctx, data, next(waits, 0.0))
     tests = stoker.Tests(source=data["tests"], entry_point=data["entry_point"])
     return await ctx.score(box, tests)
 

@@ -18,7 +18,8 @@ WAIT_SIGMA = 1.41
 WAIT_SECONDS_MAX = 8.0
 WAIT_SCALE = 0.5
 """All waits are multiplied by this; printed wherever they are shown."""
-WAITS_PER_TASK = 2
+WAITS_PER_TASK = 1
+"""One for each run of the tests."""
 ASKED = (
     "Complete the function. You may run the tests with the tool run_tests; answer with the whole "
     "file when you are done.\n\n"
