@@ -24,7 +24,7 @@ from stoker.model.faults import FaultRecord, FaultSide
 
 from .home import WorkerHome
 from .log import open_log
-from .process import arm_faults, yield_cores
+from .process import arm_faults
 from .service import Service
 
 
@@ -43,7 +43,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         worker=home.name,
     )
     arm_faults()
-    yield_cores(settings.workers.reserve_cores)
     try:
         asyncio.run(_serve(home, settings, arguments.metrics_port, log))
     except StokerError as error:

@@ -1,11 +1,12 @@
-"""What a worker does to its own process before it serves."""
+"""What a worker does to its own process and to the helper that starts its boxes."""
 
 import os
+from contextlib import suppress
 
 from stoker.seams import faultpoints
 
 NICENESS = 5
-"""Of worker and boxes, where cores are reserved: coordinator and ledger stay at 0 and go first."""
+"""Of boxes, where cores are reserved: coordinator, ledger and worker stay at 0 and go first."""
 
 
 def arm_faults() -> None:
@@ -13,14 +14,15 @@ def arm_faults() -> None:
     faultpoints.arm(os.environ)
 
 
-def yield_cores(reserve_cores: float) -> None:
-    """Let coordinator, ledger and host go first when cores are short.
+def yield_cores(maker_pid: int) -> None:
+    """Let coordinator, ledger and worker go before boxes when cores are short.
 
-    Boxes inherit the niceness. It is a share, not a wall: an idle host gives boxes every core.
-    Backends that make control groups bound them besides.
+    Boxes are children of the maker and inherit its niceness. It is a share, not a wall: an idle
+    host gives boxes every core. Where that is not allowed nothing changes.
     """
-    if reserve_cores > 0:
-        os.setpriority(os.PRIO_PROCESS, 0, max(NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+    with suppress(OSError):
+        mine = os.getpriority(os.PRIO_PROCESS, 0)
+        os.setpriority(os.PRIO_PROCESS, maker_pid, max(NICENESS, mine))
 
 
 def cores() -> int:

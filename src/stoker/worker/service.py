@@ -1,6 +1,7 @@
 """Puts a worker together from its settings, and ends it when nobody needs it any more."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 
 from structlog.typing import FilteringBoundLogger
@@ -25,7 +26,7 @@ from .hands import Hands
 from .home import WorkerHome
 from .loop import Worker
 from .metrics import WorkerMetrics
-from .process import cores
+from .process import cores, yield_cores
 from .reports import Reports
 from .tools import Tools
 
@@ -47,6 +48,7 @@ class Service:
         self._tasks: list[asyncio.Task[None]] = []
         self._worker: Worker | None = None
         self._end_asked = 0
+        self._reserve: Callable[[], None] = lambda: None
 
     def end(self, *, at_once: bool = False) -> None:
         """Drain, or kill."""
@@ -76,6 +78,7 @@ class Service:
             backend = await choose_backend(policy, host)
             return Chosen(backend, await backend.offer())
 
+        self._reserve = lambda: yield_cores(host.maker().pid)
         boxes = Boxes(choose, self._log)
         policies, meters = await self._classes(boxes)
         meters.swept = await self._sweep(boxes)
@@ -185,6 +188,8 @@ class Service:
         lock = self._home.run_directory / "coordinator.lock"
         seen = self._clock.monotonic()
         while True:
+            if self._settings.workers.reserve_cores > 0:
+                self._reserve()
             await asyncio.sleep(min(_LOOK_SECONDS, limit / 4))
             now = self._clock.monotonic()
             if lock_is_held(lock):
