@@ -28,7 +28,7 @@ def test_times_count_from_admission() -> None:
 
 
 def test_each_call_says_what_it_asked_and_got() -> None:
-    assert by("environment", "0").detail == "python, 1 files → namespace (rung a)"
+    assert by("environment", "0").detail == "python, 1 file → namespace (rung a)"
     assert "Fix it." in by("generate", "1").detail
     assert 'run_python({"code": "1"}) Let me see.' in by("generate", "1").detail
     assert "3 tokens, stop, policy 4" in by("generate", "1").detail
@@ -40,7 +40,7 @@ def test_each_call_says_what_it_asked_and_got() -> None:
 def test_attempts_waits_and_states_are_told() -> None:
     assert by("run", "2").timing == "2.5 s · queue 500 ms, run 1.5 s · attempt 2"
     assert by("call", "3").timing.endswith("ambiguous")
-    assert by("completed").timing == "1 steps, 4 actions"
+    assert by("completed").timing == "1 step, 4 actions"
 
 
 def test_what_is_outstanding_comes_last_and_only_while_open() -> None:

@@ -91,7 +91,8 @@ def stats_view(found: StatsReply) -> RenderableType:
             totals.add_row(name.removesuffix("_total").replace("_", " "), str(value))
     for status, count in sorted(found.completions_total.items()):
         totals.add_row(f"completed {status}", str(count))
-    return Group(classes, "", workers, "", totals)
+    filled = [made for made in (classes, workers) if made.row_count]
+    return Group(*(part for made in filled for part in (made, "")), totals)
 
 
 async def _stats(ledger: Ledger, run_id: RunId) -> StatsReply:

@@ -97,6 +97,11 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a count with its noun; all of ours take an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _bytes(content: bytes) -> object:
     try:
         return content.decode()

@@ -25,16 +25,18 @@ def summary(report: "RunReport") -> RenderableType:
             f"p50 {milliseconds(snapshot.latency_ms_p50)}, "
             f"p99 {milliseconds(snapshot.latency_ms_p99)} · boxes leaked {snapshot.boxes_leaked}"
         ),
-        cell(
-            f"it lies in {snapshot.run_directory}; look closer with: stoker show {snapshot.run_id}"
-        ),
+        cell(f"it lies in {snapshot.run_directory}", "dim"),
+        cell(f"look closer with: stoker show {snapshot.run_directory}", "dim"),
     ]
     if snapshot.faults:
         faults = ", ".join(f"{code} {count}" for code, count in sorted(snapshot.faults.items()))
         lines.insert(2, cell(f"faults met: {faults}", "yellow"))
     if report.resumable:
         lines.append(
-            cell(f"work is left; go on with: stoker run … --resume {snapshot.run_id}", "yellow")
+            cell(
+                f"work is left; go on with: stoker run … --resume {snapshot.run_directory}",
+                "yellow",
+            )
         )
     return Group(*lines)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.cli.output import counted
 from stoker.model import tools
 from stoker.model.events import Verb
 from stoker.model.generation import GenerateArguments, Generation
@@ -68,7 +69,7 @@ def result_text(verb: Verb | None, value: Value | None) -> str:
 
 def _generate_asked(request: GenerateArguments) -> str:
     last = request.suffix[-1].content if request.suffix else ""
-    return f"{len(request.suffix)} messages: {last}"
+    return f"{counted(len(request.suffix), 'message')}: {last}"
 
 
 def _call_asked(arguments: call_arguments.CallArguments) -> str:
@@ -91,7 +92,7 @@ def _call_got(result: tools.CallResult) -> str:
 
 _WORDS: dict[type, Callable[[Any], str]] = {
     GenerateArguments: _generate_asked,
-    call_arguments.EnvironmentArguments: lambda r: f"{r.baseline}, {len(r.files)} files",
+    call_arguments.EnvironmentArguments: lambda r: f"{r.baseline}, {counted(len(r.files), 'file')}",
     tools.RunRequest: lambda r: " ".join(r.argv),
     tools.WriteRequest: lambda r: ", ".join(r.files),
     tools.ReadRequest: lambda r: str(r.path),
@@ -104,7 +105,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     tools.OpenResult: lambda r: f"{r.isolation} (rung {r.rung})",
     tools.RunResult: lambda r: r.text or "[no output]",
     tools.ReadResult: lambda r: r.refused or f"{r.total_bytes} bytes",
-    tools.ExportResult: lambda r: f"{len(r.files)} files, {len(r.refused)} refused",
+    tools.ExportResult: lambda r: f"{counted(len(r.files), 'file')}, {len(r.refused)} refused",
     tools.Verdict: lambda r: "passed" if r.passed else f"not passed: {r.detail}",
     tools.CallResult: _call_got,
     type(None): lambda _: "",

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.output import duration, plain, table
+from stoker.cli.output import counted, duration, plain, table
 from stoker.cli.summaries import arguments_text, result_text
 from stoker.cli.text import cell
 from stoker.model.events import (
@@ -165,7 +165,7 @@ def _finished(event: Finished, began: float) -> Line:
         path="",
         what=str(outcome.kind),
         detail=" ".join(part for part in (reward, outcome.reason, fault) if part),
-        timing=f"{event.steps} steps, {event.actions} actions",
+        timing=f"{counted(event.steps, 'step')}, {counted(event.actions, 'action')}",
         style="bold red" if outcome.reward is None else "bold green",
     )
 
