@@ -12,9 +12,76 @@ from typing import Protocol
 
 import msgspec
 
-from stoker.model.action import Action, ActionState
+from stoker.broker.reading import (
+    ActionsReply,
+    ActionsRequest,
+    ActionView,
+    CapabilitiesRequest,
+    ClassStats,
+    DeadLettersRequest,
+    JournalReply,
+    JournalRequest,
+    RolloutsReply,
+    RolloutsRequest,
+    RolloutSummary,
+    StatsReply,
+    StatsRequest,
+    WorkerStats,
+)
+from stoker.model.action import Action
 from stoker.model.completion import Completion
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
+
+__all__ = [
+    "ActionView",
+    "ActionsReply",
+    "ActionsRequest",
+    "Append",
+    "AppendBatch",
+    "AppendBatchReply",
+    "AppendDisposition",
+    "AppendReply",
+    "Attach",
+    "Attached",
+    "Cancel",
+    "CancelDisposition",
+    "CancelReply",
+    "Capabilities",
+    "CapabilitiesRequest",
+    "ClassStats",
+    "CompleteDisposition",
+    "CompleteReply",
+    "CompleteRequest",
+    "DeadLettersRequest",
+    "Durability",
+    "Enroll",
+    "Enrolled",
+    "EventsReply",
+    "EventsRequest",
+    "HeartbeatRequest",
+    "Held",
+    "HoldReply",
+    "HoldVerdict",
+    "JournalReply",
+    "JournalRequest",
+    "Lease",
+    "LeaseReply",
+    "LeaseRequest",
+    "Ledger",
+    "LedgerEvent",
+    "LedgerEventKind",
+    "LedgerLimits",
+    "ReleaseRequest",
+    "Request",
+    "RolloutSummary",
+    "RolloutsReply",
+    "RolloutsRequest",
+    "StartRequest",
+    "StatsReply",
+    "StatsRequest",
+    "SubmitDisposition",
+    "WorkerStats",
+]
 
 
 class Durability(StrEnum):
@@ -326,133 +393,6 @@ class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
 
     worker_id: WorkerId
     held: tuple[Held, ...]
-
-
-# --- anybody's verbs -----------------------------------------------------------------------
-
-
-class JournalRequest(msgspec.Struct, frozen=True, kw_only=True, tag="journal"):
-    """Read one rollout's journal."""
-
-    run_id: RunId
-    rollout_id: RolloutId
-    after: int = 0
-    limit: int = 100_000
-
-
-class JournalReply(msgspec.Struct, frozen=True, kw_only=True, tag="journal_reply"):
-    """Entries after ``after``, in order."""
-
-    events: tuple[bytes, ...]
-    more: bool = False
-    """Further entries did not fit the frame; clients ask on by themselves."""
-
-
-class RolloutsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="rollouts"):
-    """List a run's rollouts in order of admission."""
-
-    run_id: RunId
-    after: RolloutId | None = None
-    limit: int = 10_000
-
-
-class RolloutSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """One rollout as the ledger sees it."""
-
-    rollout_id: RolloutId
-    seq: int
-    first: bytes
-    """Its first journal event (admitted)."""
-    last: bytes | None = None
-    """Its outcome event, once finished."""
-
-
-class RolloutsReply(msgspec.Struct, frozen=True, kw_only=True, tag="rollouts_reply"):
-    """Summaries."""
-
-    rollouts: tuple[RolloutSummary, ...]
-    more: bool = False
-    """Further rollouts did not fit the frame; clients ask on by themselves."""
-
-
-class ActionsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="actions"):
-    """Look at actions by id or of a rollout."""
-
-    action_ids: tuple[ActionId, ...] = ()
-    rollout_id: RolloutId | None = None
-
-
-class ActionView(msgspec.Struct, frozen=True, kw_only=True):
-    """One action as the ledger holds it."""
-
-    action: Action
-    state: ActionState
-    deliveries: int
-    attempts: int
-    worker_id: WorkerId | None
-    completion: Completion | None
-    causes: tuple[str, ...] = ()
-    """Why earlier deliveries ended, oldest first."""
-
-
-class ActionsReply(msgspec.Struct, frozen=True, kw_only=True, tag="actions_reply"):
-    """Views; unknown ids are left out."""
-
-    actions: tuple[ActionView, ...]
-
-
-class DeadLettersRequest(msgspec.Struct, frozen=True, kw_only=True, tag="dead_letters"):
-    """Actions that used up their attempts."""
-
-    run_id: RunId
-
-
-class StatsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="stats"):
-    """Counters and queue ages."""
-
-
-class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker class, now."""
-
-    queued: int = 0
-    leased: int = 0
-    started: int = 0
-    parked: int = 0
-    oldest_queued_seconds: float = 0.0
-    slots: int = 0
-    """Slots of live workers."""
-
-
-class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One live worker incarnation."""
-
-    worker_id: WorkerId
-    name: str
-    slots: dict[str, int]
-    leases: int
-    silent_seconds: float
-
-
-class StatsReply(msgspec.Struct, frozen=True, kw_only=True, tag="stats_reply"):
-    """The ledger, now."""
-
-    classes: dict[str, ClassStats]
-    workers: tuple[WorkerStats, ...]
-    unacknowledged: int
-    deliveries_total: int
-    attempts_total: int
-    retries_total: int
-    completions_total: dict[str, int]
-    """By status."""
-    late_total: int
-    dead_total: int
-    commits_total: int = 0
-    transitions_total: int = 0
-    syncs_total: int = 0
-
-
-class CapabilitiesRequest(msgspec.Struct, frozen=True, kw_only=True, tag="capabilities"):
-    """Ask what the engine promises."""
 
 
 Request = (

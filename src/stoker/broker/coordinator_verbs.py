@@ -91,7 +91,7 @@ def _append(books: Books, batch: AppendBatch, one: Append, now: Instant) -> Appe
 def _repeated(books: Books, head: Head, one: Append) -> AppendReply:
     """Tell a repetition of an applied append from a conflict (I11)."""
     books.flush()
-    stored = books.store.entries(head.key, one.expected_seq, len(one.events))
+    stored = books.store.entries(head.key, after=one.expected_seq, limit=len(one.events))
     known = books.rows(action.action_id for action in one.submits)
     same = all(
         (row := known.get(action.action_id)) is not None and row.digest == action.digest()

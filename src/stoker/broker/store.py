@@ -256,7 +256,7 @@ class Store(Protocol):
         """Add journal entries."""
         ...
 
-    def entries(self, head: int, after: int, limit: int) -> list[bytes]:
+    def entries(self, head: int, *, after: int, limit: int) -> list[bytes]:
         """Return journal entries from position ``after`` on."""
         ...
 

@@ -288,7 +288,7 @@ class MemoryStore:
             journal.append(entry.event)
             self._undo.append(journal.pop)
 
-    def entries(self, head: int, after: int, limit: int) -> list[bytes]:
+    def entries(self, head: int, *, after: int, limit: int) -> list[bytes]:
         """Return journal entries from position ``after`` on."""
         return self._entries[head][after : after + limit]
 

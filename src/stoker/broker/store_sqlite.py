@@ -270,7 +270,7 @@ class SqliteStore:
         """Add journal entries."""
         self._many("write", entries)
 
-    def entries(self, head: int, after: int, limit: int) -> list[bytes]:
+    def entries(self, head: int, *, after: int, limit: int) -> list[bytes]:
         """Return journal entries from position ``after`` on."""
         return [columns[0] for columns in self._all("entries", (head, after, limit))]
 

@@ -37,7 +37,7 @@ def journal(books: Books, request: JournalRequest) -> JournalReply:
     size = 0
     while len(found) < request.limit and size < REPLY_BYTES_MAX:
         count = min(_PAGE, request.limit - len(found))
-        page = books.store.entries(head.key, request.after + len(found), count)
+        page = books.store.entries(head.key, after=request.after + len(found), limit=count)
         found += page
         size += sum(map(len, page))
         if len(page) < count:
@@ -60,12 +60,12 @@ def rollouts(books: Books, request: RolloutsRequest) -> RolloutsReply:
 
 def _summary(books: Books, head: Head) -> RolloutSummary:
     entries = books.store.entries
-    first = entries(head.key, 0, 1)
+    first = entries(head.key, after=0, limit=1)
     return RolloutSummary(
         rollout_id=head.rollout_id,
         seq=head.seq,
         first=first[0] if first else b"",
-        last=entries(head.key, head.seq - 1, 1)[0] if head.finished else None,
+        last=entries(head.key, after=head.seq - 1, limit=1)[0] if head.finished else None,
     )
 
 
