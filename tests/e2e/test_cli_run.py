@@ -56,7 +56,7 @@ def waiting(place: Path) -> Path:
     return place
 
 
-def document(place: Path, *arguments: str) -> Any:  # noqa: ANN401 - JSON
+def document(place: Path, *arguments: str) -> Any:
     answer = stoker(place, *arguments, "--json")
     assert answer.code == 0, answer
     return json.loads(answer.out)
@@ -80,7 +80,7 @@ def ended(running: "subprocess.Popen[str]") -> tuple[int, str, str]:
     return running.returncode, out, err
 
 
-def resumed(place: Path) -> Any:  # noqa: ANN401 - JSON
+def resumed(place: Path) -> Any:
     (run,) = (place / "runs").iterdir()
     wait_until_quiet(place)
     pipe = os.open(place / "arrived", os.O_RDWR | os.O_NONBLOCK)  # nobody is blocked on it now
