@@ -17,8 +17,17 @@ from typing import Any
 import msgspec
 
 from stoker.model.action import Effect
+from stoker.model.events import Verb
+from stoker.model.generation import GenerateArguments
 from stoker.model.ids import CallPath
-from stoker.model.tools import CallRequest
+from stoker.model.tools import (
+    CallRequest,
+    ExportRequest,
+    ReadRequest,
+    RunRequest,
+    ScoreRequest,
+    WriteRequest,
+)
 
 
 class EnvironmentArguments(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,3 +82,38 @@ class TimerArguments(msgspec.Struct, frozen=True, kw_only=True):
     """A pause or a timeout."""
 
     seconds: float
+
+
+_RECORDS: dict[Verb, Any] = {
+    Verb.GENERATE: GenerateArguments,
+    Verb.ENVIRONMENT: EnvironmentArguments,
+    Verb.RUN: BoxArguments,
+    Verb.WRITE: BoxArguments,
+    Verb.READ: BoxArguments,
+    Verb.EXPORT: BoxArguments,
+    Verb.SCORE: BoxArguments,
+    Verb.CALL: CallArguments,
+    Verb.LOCAL: LocalArguments,
+    Verb.SLEEP: TimerArguments,
+    Verb.TIMER: TimerArguments,
+}
+_REQUESTS: dict[Verb, Any] = {
+    Verb.RUN: RunRequest,
+    Verb.WRITE: WriteRequest,
+    Verb.READ: ReadRequest,
+    Verb.EXPORT: ExportRequest,
+    Verb.SCORE: ScoreRequest,
+}
+_argument_decoders = {verb: msgspec.msgpack.Decoder(kind) for verb, kind in _RECORDS.items()}
+_request_decoders = {verb: msgspec.msgpack.Decoder(kind) for verb, kind in _REQUESTS.items()}
+
+
+def decode_arguments(verb: Verb, encoded: bytes) -> tuple[Any, Any]:
+    """Return the argument record of ``verb``, and for actions in an environment their request.
+
+    Raises:
+        msgspec.ValidationError: a field has a value of the wrong type.
+    """
+    arguments = _argument_decoders[verb].decode(encoded)
+    decoder = _request_decoders.get(verb)
+    return arguments, None if decoder is None else decoder.decode(arguments.request)

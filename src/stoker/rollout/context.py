@@ -4,6 +4,7 @@ Each verb returns an operation to be awaited once, inside the program; only thes
 count exactly once. Plain side effects of a program happen never, once or several times.
 """
 
+import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -103,6 +104,11 @@ class Context:
         if not isinstance(history, Chat):
             raise self._trampoline.misused(f"generate takes a chat or text, not {chat!r:.100}")
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        if not (isinstance(tokens_max, int) and tokens_max > 0 and 0 <= temperature < math.inf):
+            raise self._trampoline.misused(
+                f"generate: tokens_max={tokens_max!r} must be at least 1 and "
+                f"temperature={temperature!r} finite and at least 0; nothing was issued"
+            )
         sampling = Sampling(temperature=float(temperature), tokens_max=tokens_max, stop=stops)
 
         def arguments() -> bytes:
@@ -194,7 +200,7 @@ class Context:
                 ),
             )
             encoded = canonical_bytes(record)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise self._trampoline.misused(f"call: {error}; nothing was run") from error
 
         def decode(_path: CallPath, value: bytes) -> CallResult:
@@ -216,7 +222,8 @@ class Context:
             LocalRaised: the function raised; the message holds its type and text.
         """
         self._trampoline.scope()
-        name = f"{function.__module__}.{getattr(function, '__qualname__', repr(type(function)))}"
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        name = f"{getattr(function, '__module__', '')}.{name}"
         record = LocalArguments(function=name, arguments=tuple(_told(value) for value in args))
         operation: VerbOperation[T] = VerbOperation(
             self._trampoline,

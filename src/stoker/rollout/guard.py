@@ -18,11 +18,12 @@ from types import FrameType
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from stoker.errors import ForeignAwaitable, StokerError, VerbMisused
-from stoker.rollout.position import Place, caller
+from stoker.rollout.position import Place, caller, library
 
 _set_loop: Callable[[Any], None] = asyncio._set_running_loop  # noqa: SLF001 - the loop's own seam
 _get_loop: Callable[[], Any] = asyncio._get_running_loop  # noqa: SLF001 - the loop's own seam
 
+_INSTEAD_OF_LOCKS = "plain variables (siblings take turns, only at an await) and ctx.gather(…)"
 _INSTEAD = {
     "gather": "ctx.gather(…)",
     "TaskGroup": "ctx.gather(…)",
@@ -38,6 +39,11 @@ _INSTEAD = {
     "to_thread": "ctx.local(function, …)",
     "run_in_executor": "ctx.local(function, …)",
     "open_connection": "ctx.call(…) for a tool, or ctx.local(function, …)",
+    "Lock": _INSTEAD_OF_LOCKS,
+    "Event": _INSTEAD_OF_LOCKS,
+    "Condition": _INSTEAD_OF_LOCKS,
+    "Semaphore": _INSTEAD_OF_LOCKS,
+    "Queue": _INSTEAD_OF_LOCKS,
     "create_subprocess_exec": "box.run(…) or ctx.call([…])",
     "create_subprocess_shell": "box.run(…) or ctx.call([…])",
 }
@@ -136,8 +142,8 @@ def _called_by_program(method: str) -> tuple[str, str]:
     frame: FrameType | None = sys._getframe(3)  # noqa: SLF001 - the documented way to the stack
     called, module = method, "asyncio loop"
     while frame is not None:
-        top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if top not in {"asyncio", "anyio", "sniffio", "httpx", "httpcore", "aiohttp"}:
+        top = library(frame)
+        if top is None:
             break
         owner = frame.f_locals.get("self")
         inner = frame.f_code.co_name

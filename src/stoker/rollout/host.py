@@ -31,6 +31,7 @@ from stoker.errors import (
     NonDeterministicRollout,
     ProgramInvalid,
     StokerError,
+    VerbMisused,
     WireViolation,
 )
 from stoker.model.faults import FaultRecord
@@ -62,6 +63,12 @@ from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
 _READ_BYTES = 256 * 1024
 _PR_SET_PDEATHSIG = 1
 _LOCAL_THREADS = 16
+LOCAL_BYTES_MAX = 32 * 1024 * 1024
+"""Encoded result of one ``ctx.local``."""
+_LOAD_SECONDS = 60.0
+"""A program whose top level runs longer cannot be loaded."""
+_LOADING = RolloutId("")
+"""In place of a rollout while the program is being loaded."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ToHost | Hello] = msgspec.msgpack.Decoder(ToHost | Hello)
@@ -125,7 +132,8 @@ class Host:
 
     def _load(self, message: LoadProgram) -> None:
         try:
-            program = load_program(Path(message.path), message.name)
+            with self._stepping(_LOADING, message.path, _LOAD_SECONDS):
+                program = load_program(Path(message.path), message.name)
             digest = program.source_digest()
         except (ProgramInvalid, OSError) as error:
             self._link.send(LoadFailed(message=str(error)))
@@ -149,7 +157,7 @@ class Host:
         self._evict(start.rollout_id)
         trampoline = Trampoline(self._program, start)
         self._rollouts[start.rollout_id] = trampoline
-        with self._stepping(start.rollout_id):
+        with self._stepping(start.rollout_id, trampoline.program.file):
             try:
                 turn = trampoline.begin()
             except NonDeterministicRollout as error:
@@ -168,12 +176,17 @@ class Host:
             outcome = ProgramOutcome(fault=error.record())
             self._link.send(Turn(rollout_id=message.rollout_id, outcome=outcome))
             return
-        with self._stepping(message.rollout_id):
+        with self._stepping(message.rollout_id, trampoline.program.file):
             turn = trampoline.deliver(message)
         self._tell(trampoline, turn)
 
     def _tell(self, trampoline: Trampoline, turn: Turn) -> None:
-        self._link.send(turn)
+        try:
+            self._link.send(turn)
+        except (WireViolation, ValueError, OverflowError) as error:
+            fault = VerbMisused(f"what the program gave cannot be sent ({error}); it was ended")
+            turn = Turn(rollout_id=turn.rollout_id, outcome=ProgramOutcome(fault=fault.record()))
+            self._link.send(turn)
         if turn.outcome is not None:
             self._evict(turn.rollout_id)
             return
@@ -183,13 +196,14 @@ class Host:
     def _evict(self, rollout_id: RolloutId) -> None:
         trampoline = self._rollouts.pop(rollout_id, None)
         if trampoline is not None:
-            with self._stepping(rollout_id):
+            with self._stepping(rollout_id, trampoline.program.file):
                 trampoline.close()
 
     @contextlib.contextmanager
-    def _stepping(self, rollout_id: RolloutId) -> Iterator[None]:
-        assert self._program is not None, "the program is loaded first"
-        self._watchdog.begins(rollout_id, self._program.file)
+    def _stepping(
+        self, rollout_id: RolloutId, file: str, seconds: float | None = None
+    ) -> Iterator[None]:
+        self._watchdog.begins(rollout_id, file, seconds)
         try:
             yield
         finally:
@@ -204,6 +218,9 @@ class Host:
             self._link.send(LocalDone(rollout_id=rollout_id, path=path, value=value, fault=fault))
 
     def _tell_stuck(self, step: Step, seconds: float, where: str) -> None:
+        if step.rollout_id == _LOADING:
+            self._link.send(LoadFailed(message=f"loading took over {seconds:.0f} s, at {where}"))
+            return
         self._link.send(Stuck(rollout_id=step.rollout_id, seconds=seconds, where=where))
 
 
@@ -212,7 +229,10 @@ def run_local(operation: VerbOperation[Any]) -> tuple[bytes | None, FaultRecord 
     assert operation.local is not None, "only ctx.local calls are run here"
     function, arguments = operation.local
     try:
-        return canonical_bytes(function(*arguments)), None
+        value = canonical_bytes(function(*arguments))
+        if len(value) > LOCAL_BYTES_MAX:
+            raise LocalRaised(f"ctx.local returned {len(value)} bytes, over {LOCAL_BYTES_MAX}")  # noqa: TRY301 - the handler below is the boundary
+        return value, None  # noqa: TRY300 - reads better beside its check
     except StokerError as error:
         return None, error.record()
     except BaseException as error:  # noqa: BLE001 - boundary: code of others

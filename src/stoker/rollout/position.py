@@ -9,6 +9,16 @@ from types import CodeType, FrameType, TracebackType
 from typing import NamedTuple
 
 _ROOM = str(Path(__file__).parent)
+LIBRARIES = frozenset(
+    {"asyncio", "anyio", "sniffio", "httpx", "httpcore", "aiohttp", "types", "contextlib"}
+)
+"""Packages whose frames are not where a program stands."""
+
+
+def library(frame: FrameType) -> str | None:
+    """Return which of ``LIBRARIES`` ``frame`` belongs to, or ``None``."""
+    top = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return top if top in LIBRARIES else None
 
 
 class Place(NamedTuple):
@@ -23,9 +33,9 @@ class Place(NamedTuple):
 
 
 def caller() -> Place:
-    """Return the innermost line outside this room."""
+    """Return the innermost line outside this room and the libraries that called into it."""
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - the documented way to the stack
-    while frame is not None and frame.f_code.co_filename.startswith(_ROOM):
+    while frame is not None and _foreign(frame):
         frame = frame.f_back
     return Place(frame.f_code, frame.f_lineno) if frame is not None else Place(None, 0)
 
@@ -36,10 +46,14 @@ def standing(coroutine: object) -> str:
     inner: object = coroutine
     while inner is not None:
         frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
-        if frame is not None and not frame.f_code.co_filename.startswith(_ROOM):
+        if frame is not None and not _foreign(frame):
             place = Place(frame.f_code, frame.f_lineno)
         inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
     return str(place)
+
+
+def _foreign(frame: FrameType) -> bool:
+    return frame.f_code.co_filename.startswith(_ROOM) or library(frame) is not None
 
 
 def raised_at(trace: TracebackType | None, file: str) -> str:

@@ -4,6 +4,7 @@ Invariant: a reward leaves this module only when the program returned a finite n
 """
 
 import math
+import numbers
 import traceback
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ from stoker.rollout.messages import ProgramOutcome
 from stoker.rollout.position import raised_at
 
 _TRACE_CHARACTERS = 2000
+_SHOWN_CHARACTERS = 200
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -47,20 +49,23 @@ def outcome_of_return(returned: object) -> ProgramOutcome:
         reward, metrics = returned.reward, returned.metrics
     elif isinstance(returned, Verdict):
         reward, metrics = float(returned.passed), {"passed": float(returned.passed)}
-    if not isinstance(reward, int | float) or not math.isfinite(reward):
-        return _invalid(f"the program returned {reward!r:.200}, which is no finite score")
-    bad = [name for name, value in metrics.items() if not _is_finite(name, value)]
-    if bad:
-        return _invalid(f"the metrics {bad!r:.200} are no finite numbers")
-    return ProgramOutcome(
-        reward=float(reward), metrics={name: float(value) for name, value in metrics.items()}
-    )
+    number = _finite(reward)
+    if number is None:
+        return _invalid(f"the program returned {_shown(reward)}, which is no finite score")
+    figures: dict[str, float] = {}
+    for name, value in metrics.items():
+        figure = _finite(value)
+        if figure is None or not isinstance(name, str):
+            return _invalid(f"the metric {_shown(name)} is {_shown(value)}, no finite number")
+        figures[name] = figure
+    return ProgramOutcome(reward=number, metrics=figures)
 
 
 def outcome_of_error(raised: BaseException, file: str) -> ProgramOutcome:
     """Return the outcome of a program that ended with ``raised``; ``file`` is its source."""
     if isinstance(raised, Truncated):
-        return ProgramOutcome(truncated=raised.reason or "ended by the program")
+        reason = _sendable(str(raised.reason)[:_TRACE_CHARACTERS])
+        return ProgramOutcome(truncated=reason or "ended by the program")
     known = stoker_error_in(raised)
     if known is not None:
         return ProgramOutcome(fault=known.record())
@@ -87,11 +92,32 @@ def _raised(raised: BaseException, file: str) -> StokerError:
             f"the program called asyncio.run() at {where}; it is already running: "
             "await its coroutine directly, or use ctx.local(fn) for code with a loop of its own"
         )
-    return ProgramRaised(f"the program raised {what} at {where}; the rollout failed", trace=trace)
+    return ProgramRaised(
+        _sendable(f"the program raised {what} at {where}; the rollout failed"),
+        trace=_sendable(trace),
+    )
 
 
-def _is_finite(name: object, value: object) -> bool:
-    return isinstance(name, str) and isinstance(value, int | float) and math.isfinite(value)
+def _sendable(text: str) -> str:
+    """Return ``text`` with lone surrogates spelled out: they have no UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _finite(value: object) -> float | None:
+    if not isinstance(value, numbers.Real):  # numpy's scalars are, tensors are not
+        return None
+    try:
+        number = float(value)
+    except (OverflowError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(value: object) -> str:
+    try:
+        return _sendable(repr(value)[:_SHOWN_CHARACTERS])
+    except Exception:  # noqa: BLE001 - boundary: a repr of the program's own class
+        return f"a {type(value).__name__}"
 
 
 def _invalid(what: str) -> ProgramOutcome:

@@ -17,12 +17,15 @@ from collections import deque
 from hashlib import blake2b
 from typing import Any, TypeVar
 
+import msgspec
+
 from stoker.errors import Cancelled, Evicted, InternalError, StokerError, VerbMisused, from_record
 from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import CallPath
 from stoker.model.value import canonical_bytes
 from stoker.rollout import guard
+from stoker.rollout.arguments import decode_arguments
 from stoker.rollout.context import Context
 from stoker.rollout.history import TurnCheck, unknown_result
 from stoker.rollout.messages import (
@@ -42,6 +45,9 @@ from stoker.rollout.score import outcome_of_error, outcome_of_return
 
 T = TypeVar("T")
 
+TURN_BYTES_MAX = 48 * 1024 * 1024
+"""Arguments of all calls of one turn together; a turn is one frame."""
+_UNUSABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _CLOSES_MAX = 100
 """A coroutine that survives this many closes is left to the collector."""
 
@@ -214,6 +220,7 @@ class Trampoline:
         self._calls: list[HostCall] = []
         self._withdrawn: list[CallPath] = []
         self._recovered: list[str] = []
+        self._turn_bytes = 0
         self._told: frozenset[str] = frozenset(self._taints)
 
     def _run(self) -> Turn:
@@ -270,9 +277,9 @@ class Trampoline:
                 self._resume(scope, None, error, at_once=True)
 
     def _issue(self, scope: Scope, operation: VerbOperation[Any]) -> None:
+        arguments = self._arguments(operation)
         if operation.verb is Verb.ENVIRONMENT:
             self._reserve_environment()
-        arguments = operation.arguments()
         path = operation.path = scope.take_path()
         digest = call_digest(operation.verb, arguments)
         call = HostCall(path=path, verb=operation.verb, digest=digest, arguments=arguments)
@@ -287,6 +294,22 @@ class Trampoline:
             self.locals_waiting[path] = operation
         scope.waiting = operation
         self._outstanding[path] = (scope, operation)
+
+    def _arguments(self, operation: VerbOperation[Any]) -> bytes:
+        """Return the encoded arguments, checked here so that no peer ever sees a bad record."""
+        verb = operation.verb
+        try:
+            arguments = operation.arguments()
+            decode_arguments(verb, arguments)
+        except _UNUSABLE as error:
+            raise self.misused(f"{verb}: {error}; nothing was issued") from error
+        self._turn_bytes += len(arguments)
+        if self._turn_bytes > TURN_BYTES_MAX:
+            raise self.misused(
+                f"{verb}: the calls made at once hold more than {TURN_BYTES_MAX} bytes; this one "
+                "was not issued; give less at once, or put large files in a baseline or a mount"
+            )
+        return arguments
 
     def _reserve_environment(self) -> None:
         if self._environments >= self.program.boxes:
@@ -323,6 +346,7 @@ class Trampoline:
             return
         self.now = result.at
         scope, operation = self._outstanding.pop(path)
+        scope.waiting = None
         self.locals_waiting.pop(path, None)
         if result.fault is not None:
             if operation.verb is Verb.ENVIRONMENT:

@@ -27,6 +27,8 @@ class Step(NamedTuple):
     file: str
     began: float
     """Monotonic seconds."""
+    limit: float
+    """Seconds it may last."""
 
 
 class Watchdog:
@@ -45,9 +47,10 @@ class Watchdog:
         """Begin to look, on a daemon thread."""
         threading.Thread(target=self._look, name="watchdog", daemon=True).start()
 
-    def begins(self, rollout_id: RolloutId, file: str) -> None:
-        """A step begins."""
-        self._step = Step(rollout_id, file, self._clock.monotonic())
+    def begins(self, rollout_id: RolloutId, file: str, limit: float | None = None) -> None:
+        """A step of the program in ``file`` begins; ``limit`` overrides the usual bound."""
+        limit = limit or self._stuck_seconds
+        self._step = Step(rollout_id, file, self._clock.monotonic(), limit)
 
     def ends(self) -> None:
         """The step is over."""
@@ -62,7 +65,7 @@ class Watchdog:
             if step is None or step is told:
                 continue
             lasted = self._clock.monotonic() - step.began
-            if lasted >= self._stuck_seconds:
+            if lasted >= step.limit:
                 frame = sys._current_frames().get(self._watched)  # noqa: SLF001 - its purpose
                 where = executing(frame, step.file)
                 if self._step is step:  # else it ended while we looked

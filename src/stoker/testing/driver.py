@@ -17,33 +17,21 @@ import msgspec
 from stoker.errors import StokerError
 from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord
-from stoker.model.generation import GenerateArguments, Generation
+from stoker.model.generation import Generation
 from stoker.model.ids import CallPath, RolloutId
 from stoker.model.task import Task
 from stoker.model.tools import (
     CallResult,
-    ExportRequest,
     ExportResult,
     OpenResult,
-    ReadRequest,
     ReadResult,
-    RunRequest,
     RunResult,
-    ScoreRequest,
     Verdict,
-    WriteRequest,
 )
 from stoker.model.value import Value, canonical_bytes, content_digest
-from stoker.rollout.arguments import (
-    BoxArguments,
-    CallArguments,
-    EnvironmentArguments,
-    LocalArguments,
-    TimerArguments,
-)
+from stoker.rollout.arguments import decode_arguments
 from stoker.rollout.host import run_local
 from stoker.rollout.messages import (
-    Deliver,
     HostCall,
     ProgramOutcome,
     RecordedCall,
@@ -52,36 +40,23 @@ from stoker.rollout.messages import (
     StartRollout,
     Turn,
 )
+from stoker.rollout.operation import VerbOperation
 from stoker.rollout.program import Rollout
 from stoker.rollout.trampoline import Trampoline
 
-_ARGUMENTS: dict[Verb, type[msgspec.Struct]] = {
-    Verb.GENERATE: GenerateArguments,
-    Verb.ENVIRONMENT: EnvironmentArguments,
-    Verb.RUN: BoxArguments,
-    Verb.WRITE: BoxArguments,
-    Verb.READ: BoxArguments,
-    Verb.EXPORT: BoxArguments,
-    Verb.SCORE: BoxArguments,
-    Verb.CALL: CallArguments,
-    Verb.LOCAL: LocalArguments,
-    Verb.SLEEP: TimerArguments,
-    Verb.TIMER: TimerArguments,
-}
-_REQUESTS: dict[Verb, type[msgspec.Struct]] = {
-    Verb.RUN: RunRequest,
-    Verb.WRITE: WriteRequest,
-    Verb.READ: ReadRequest,
-    Verb.EXPORT: ExportRequest,
-    Verb.SCORE: ScoreRequest,
-}
-_DELIVERIES_MAX = 100_000
+_DELIVERIES_MAX = 10_000
 
 
 class Never:
     """An answer that does not come."""
 
 
+class Fire:
+    """A timer that fires."""
+
+
+FIRE = Fire()
+"""Give this for a ``timer`` whose block is to be cut; by default a timer never fires."""
 NEVER = Never()
 """Give this for a call that stays outstanding (a timer that does not fire)."""
 
@@ -92,7 +67,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     path: CallPath
     verb: Verb
     arguments: Any
-    """The verb's record of ``stoker.rollout.arguments`` (or ``GenerateArguments``)."""
+    """The verb's record of ``stoker.rollout.arguments`` (``GenerateArguments`` for generate)."""
     request: Any = None
     """For actions in an environment, the decoded request of ``stoker.model.tools``."""
 
@@ -126,8 +101,13 @@ def drive(
     task: Task | None = None,
     epoch: str = "epoch-0",
     choose: Choose | None = None,
+    deliveries_max: int = _DELIVERIES_MAX,
 ) -> Drive:
-    """Run ``program`` to its end, or until nothing it waits for is answered."""
+    """Run ``program`` to its end, or until nothing it waits for is answered.
+
+    Raises:
+        AssertionError: it still goes on after ``deliveries_max`` results.
+    """
     task = task or Task(task_id="task-0")
     start = StartRollout(
         rollout_id=RolloutId("rol_driven"),
@@ -140,7 +120,7 @@ def drive(
     trampoline = Trampoline(program, start)
     run = _Run(trampoline, script or (lambda _asked: None), choose or (lambda _paths: 0))
     try:
-        return run.whole()
+        return run.whole(deliveries_max)
     finally:
         trampoline.close()
 
@@ -197,9 +177,7 @@ def record_turn(turn: Turn, result: RecordedResult | None) -> RecordedTurn:
 
 def asked(call: HostCall) -> Asked:
     """Return ``call`` decoded."""
-    arguments: Any = msgspec.msgpack.decode(call.arguments, type=_ARGUMENTS[call.verb])
-    kind = _REQUESTS.get(call.verb)
-    request = None if kind is None else msgspec.msgpack.decode(arguments.request, type=kind)
+    arguments, request = decode_arguments(call.verb, call.arguments)
     return Asked(path=call.path, verb=call.verb, arguments=arguments, request=request)
 
 
@@ -225,57 +203,66 @@ class _Run:
         self._trampoline = trampoline
         self._script = script
         self._choose = choose
-        self._drive = Drive(start=trampoline.start)
+        self._history: list[RecordedTurn] = []
+        self._calls: list[Asked] = []
+        self._outstanding: dict[CallPath, None] = {}
+        self._tainted: list[FaultRecord] = []
+        self._recovered: list[str] = []
+        self._outcome: ProgramOutcome | None = None
         self._answers: dict[CallPath, tuple[bytes | None, FaultRecord | None]] = {}
 
-    def whole(self) -> Drive:
+    def whole(self, deliveries_max: int) -> Drive:
         self._take(self._trampoline.begin(), None)
-        for number in range(_DELIVERIES_MAX):
-            if self._drive.outcome is not None or not self._answers:
-                return self._drive
+        for number in range(deliveries_max):
+            if self._outcome is not None or not self._answers:
+                return self._result()
             paths = list(self._answers)
             path = paths[self._choose(paths)]
             value, fault = self._answers.pop(path)
             result = RecordedResult(path=path, value=value, fault=fault, at=float(number + 1))
-            turn = self._trampoline.deliver(
-                Deliver(
-                    rollout_id=self._drive.start.rollout_id,
-                    path=path,
-                    value=value,
-                    fault=fault,
-                    at=result.at,
-                )
-            )
-            self._take(turn, result)
-        raise AssertionError(f"the program still went on after {_DELIVERIES_MAX} results")
+            self._take(self._trampoline.deliver(result), result)
+        raise AssertionError(f"the program still went on after {deliveries_max} results")
+
+    def _result(self) -> Drive:
+        return Drive(
+            start=self._trampoline.start,
+            outcome=self._outcome,
+            history=tuple(self._history),
+            tainted=tuple(self._tainted),
+            recovered=tuple(self._recovered),
+            outstanding=tuple(self._outstanding),
+            calls=tuple(self._calls),
+        )
 
     def _take(self, turn: Turn, result: RecordedResult | None) -> None:
-        drive = self._drive
-        drive.history += (record_turn(turn, result),)
-        drive.outcome = turn.outcome
-        drive.tainted += (turn.tainted,) if turn.tainted is not None else ()
-        drive.recovered += turn.recovered
+        self._history.append(record_turn(turn, result))
+        self._outcome = turn.outcome
+        self._tainted += [turn.tainted] if turn.tainted is not None else []
+        self._recovered += turn.recovered
         local = dict(self._trampoline.take_locals())
         for call in turn.calls:
-            question = asked(call)
-            drive.calls += (question,)
-            drive.outstanding += (call.path,)
-            given = self._script(question)
-            if given is None and call.path in local:
-                self._answers[call.path] = run_local(local[call.path])
-                continue
-            answer = _encoded(question, default_answer(question) if given is None else given)
-            if answer is not None:
-                self._answers[call.path] = answer
-        gone = {*turn.withdrawn, *([result.path] if result is not None else [])}
-        drive.outstanding = tuple(path for path in drive.outstanding if path not in gone)
-        for path in gone:
+            self._answer(asked(call), local.get(call.path))
+        for path in (*turn.withdrawn, *([result.path] if result is not None else [])):
+            self._outstanding.pop(path, None)
             self._answers.pop(path, None)
+
+    def _answer(self, question: Asked, local: VerbOperation[Any] | None) -> None:
+        self._calls.append(question)
+        self._outstanding[question.path] = None
+        given = self._script(question)
+        if given is None and local is not None:
+            self._answers[question.path] = run_local(local)
+            return
+        answer = _encoded(question, default_answer(question) if given is None else given)
+        if answer is not None:
+            self._answers[question.path] = answer
 
 
 def _encoded(asked: Asked, given: Any) -> tuple[bytes | None, FaultRecord | None] | None:  # noqa: ANN401
     if isinstance(given, Never):
         return None
+    if isinstance(given, Fire):
+        return canonical_bytes(None), None
     if isinstance(given, StokerError):
         return None, given.record()
     if asked.verb is Verb.GENERATE and isinstance(given, str):
