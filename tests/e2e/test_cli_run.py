@@ -67,12 +67,17 @@ def begun(place: Path) -> "subprocess.Popen[str]":
     pipe = os.open(place / "arrived", os.O_RDWR | os.O_NONBLOCK)
     running = subprocess.Popen(
         [STOKER, *run_arguments()], cwd=place, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     ready, _, _ = select.select([pipe], [], [], SECONDS_MAX)
     os.close(pipe)
     assert ready, "the program was never reached"
     return running
+
+
+def press_ctrl_c(running: "subprocess.Popen[str]") -> None:
+    """Interrupt as a terminal does: the whole foreground group, children included."""
+    os.killpg(running.pid, signal.SIGINT)
 
 
 def ended(running: "subprocess.Popen[str]") -> tuple[int, str, str]:
@@ -137,9 +142,9 @@ def test_a10_what_agents_wrote_never_reaches_the_terminal(place: Path) -> None:
 def test_the_first_interrupt_drains_the_second_stops_and_the_run_resumes(waiting: Path) -> None:
     running = begun(waiting)
     assert running.stderr is not None
-    running.send_signal(signal.SIGINT)
+    press_ctrl_c(running)
     assert "draining" in running.stderr.readline()
-    running.send_signal(signal.SIGINT)
+    press_ctrl_c(running)
     code, out, err = ended(running)
     assert code == 3, (out, err)
     assert "can be resumed" in err
@@ -150,7 +155,7 @@ def test_the_first_interrupt_drains_the_second_stops_and_the_run_resumes(waiting
 def test_what_is_active_is_finished_after_one_interrupt(waiting: Path) -> None:
     running = begun(waiting)
     assert running.stderr is not None
-    running.send_signal(signal.SIGINT)
+    press_ctrl_c(running)
     assert "draining" in running.stderr.readline()
     (waiting / "go").write_text("")
     code, out, _ = ended(running)

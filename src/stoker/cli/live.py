@@ -153,7 +153,7 @@ def _line(label: str, content: Text) -> Text:
 
 
 def _lane_state(lane: LaneView) -> Text:
-    text = Text(clean(lane.model), "bold")
+    text = Text.assemble((clean(lane.model), "bold"))
     if lane.simulated:
         text.append(" (simulated)", "yellow")
     text.append(f"  {lane.running}/{lane.window} running  {lane.ready} ready  {lane.calls} calls")
