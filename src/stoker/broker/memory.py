@@ -54,7 +54,7 @@ class MemoryLedger(LedgerVerbs):
             raise LedgerUnavailable("this ledger was closed; nothing was sent")
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Answer] = loop.create_future()
-        pending = Pending(request, lambda answer: _resolve(future, answer))
+        pending = Pending(request, lambda answer: self._resolve(request, future, answer))
         self._run([pending])
         if isinstance(request, LeaseRequest | EventsRequest) and not future.done():
             alarm = loop.call_later(request.wait_seconds, self._exchange.time_out, pending)
@@ -69,6 +69,12 @@ class MemoryLedger(LedgerVerbs):
         if isinstance(answer, StokerError):
             raise answer
         return answer
+
+    def _resolve(self, request: Request, future: "asyncio.Future[Answer]", answer: Answer) -> None:
+        if not future.done():
+            future.set_result(answer)
+        else:  # its caller was cancelled a moment ago and has not run since
+            asyncio.get_running_loop().call_soon(self._give_back, request, answer)
 
     def _give_back(self, request: Request, answer: Answer) -> None:
         """Release leases that were granted to a caller who had just been cancelled."""
@@ -97,8 +103,3 @@ class MemoryLedger(LedgerVerbs):
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
-
-
-def _resolve(future: "asyncio.Future[Answer]", answer: Answer) -> None:
-    if not future.done():
-        future.set_result(answer)
