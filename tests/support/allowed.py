@@ -4,9 +4,13 @@ OUTSIDE = {
     # (module, what it reaches for): why it may
     ("seams/", "time"): "the clock seam",
     ("seams/", "random"): "the entropy seam",
+    ("testing/step_program.py", "time"): "a program that holds its host on purpose, for the bench",
     ("rollout/randomness.py", "random"): "seeded generators: the point is to repeat them",
     ("config/load.py", "os.environ"): "the one reader of settings from the environment",
     ("worker/process.py", "os.environ"): "arms fault points when the process starts",
+    ("broker/owner.py", "os.environ"): "arms fault points; finds the user's runtime directory",
+    ("broker/owner.py", "os.fork"): "becomes a daemon that outlives the coordinator",
+    ("broker/spawn.py", "subprocess"): "owns the start of the ledger's owner",
     ("rollout/host.py", "os.environ"): "reads the hash seed its process was started with",
     ("rollout/hosts.py", "os.environ"): "starts program hosts under a pinned hash seed",
     ("rollout/hosts.py", "create_subprocess_exec"): "owns the program host processes",
@@ -19,11 +23,26 @@ OUTSIDE = {
 
 BOUNDARIES = {
     # module:function: why everything is caught there and not raised again
-    "broker/exchange.py:Exchange.answer": "one bad request must not end the ledger",
+    "broker/exchange.py:Exchange.run": "one bad request must not end the ledger",
+    "broker/owner.py:_serve": "whatever it was, the process ends and the next owner reopens",
     "cli/main.py:main": "the outermost boundary of the command line: a bug is shown whole",
     "coordinator/dispatch.py:Dispatcher._generate": "a backend's bug is one rollout's fault",
-    "rollout/guard.py:close_guarded": "whatever cleanup raises must not hit the program",
-    "worker/callrunner.py:main": "whatever the tool raised is its result",
+    "rollout/guard.py:_abandoned": "whatever cleanup raises must not hit the program",
+    "rollout/host.py:main": "the process ends here and says why",
+    "rollout/host.py:run_local": "whatever a local function raises is its result",
+    "rollout/score.py:_shown": "a repr of the program's own class may raise",
+    "rollout/trampoline.py:Trampoline._put": "bytes from outside may decode to anything",
+    "rollout/trampoline.py:Trampoline._step": "a program may raise anything",
+    "rollout/trampoline.py:_close_guarded": "whatever cleanup raises, the coroutine must end",
+    "sandbox/inside/judge_main.py:_run": "whatever ends the check is a failure of the answer",
+    "sandbox/inside/solution_server.py:_called": "whatever the answer raises is its doing",
+    "sandbox/inside/solution_server.py:_raised": "the answer's exception may have a hostile str",
+    "sandbox/inside/solution_server.py:main": "whatever loading the answer raises is its doing",
+    "worker/batches.py:Batcher._one": "every waiter of a batch gets its failure",
+    "worker/boxes.py:Boxes._tear_down": "a failed removal is counted as a leak, whatever it was",
+    "worker/callrunner.py:call": "whatever the tool raised is its result",
+    "worker/executor.py:Executor._collected": "the worker outlives a full disk",
+    "worker/executor.py:Executor.execute": "the worker outlives any tool",
 }
 
 ENTRY_POINTS = {
