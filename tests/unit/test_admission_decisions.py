@@ -125,8 +125,10 @@ def test_a_mark_passed_twice_running_lowers_and_then_rests(
     assert change.after == int(target * 0.9)
     assert says in change.reason
     for _ in range(3):  # nothing moves while the last step has not shown
+        clock.at += LOWER_PAUSE_SECONDS / 4
         assert admission.observe(_sample(target, **pressed)) is None
-        assert admission.observe(_sample(target)) is None
+        assert admission.observe(_sample(target, **pressed)) is None
+        assert admission.observe(_sample(change.after)) is None
     clock.at += LOWER_PAUSE_SECONDS
     assert admission.observe(_sample(change.after)) is not None
 

@@ -76,6 +76,9 @@ def test_c4_an_append_history_shows_exactly_what_was_sampled(make: Make, cut: in
     known = first.prompt_ids + first.token_ids
     (second,) = _ask(make, "done", request(step=1, messages=grown, prompt_ids=known))
     assert second.prompt_ids.startswith(known)
+    end = [] if cut is None else [260]  # what was cut before its end is ended by the next message
+    rest = unpack_tokens(second.prompt_ids[len(known) :])
+    assert rest == [*end, 259, *b"seen", 260, 258]
     (replayed,) = _ask(make, "done", request(step=1, messages=grown, prompt_ids=second.prompt_ids))
     assert replayed.prompt_ids == second.prompt_ids
     if cut is None:  # nothing was lost in the text, so rendering it gives the same ids

@@ -51,10 +51,29 @@ def test_a_window_is_filled_and_never_passed() -> None:
 def test_a_rollout_returns_to_the_replica_that_has_its_prefix() -> None:
     async def main() -> None:
         model = HandModel(windows=(4, 4))
+        model.behave = lambda *_: 1.0
         lane = lane_over(model)
-        homes = {f"r{n}": (await lane.generate(request(f"r{n}"), (0,))).replica for n in range(4)}
-        for name, home in homes.items():
-            assert (await lane.generate(request(name, step=1), (0,))).replica == home
+        first = await asyncio.gather(*(_start(lane, f"r{n}") for n in range(8)))
+        homes = {f"r{n}": answer.replica for n, answer in enumerate(first)}
+        assert sorted(homes.values()) == [0] * 4 + [1] * 4
+        for name in ("r7", "r0", "r6", "r1"):
+            assert (await lane.generate(request(name, step=1), (0,))).replica == homes[name]
+        # At home there is no room: elsewhere is better than waiting.
+        theirs = [name for name, home in homes.items() if home == 0]
+        again = await asyncio.gather(*(_start(lane, name) for name in [*theirs, theirs[0]]))
+        assert [answer.replica for answer in again] == [0, 0, 0, 0, 1]
+
+    run_virtual(main())
+
+
+def test_c1_a_failed_call_tries_another_replica_first() -> None:
+    async def main() -> None:
+        model = HandModel(windows=(8, 2))
+        model.behave = lambda replica, _: ModelUnavailable("once") if replica == 0 else 1.0
+        lane = lane_over(model, retries=1)
+        for name in ("a", "b"):  # the other has less room, and the first is not resting yet
+            assert (await lane.generate(request(name), (0,))).replica == 1
+        assert [replica for replica, _ in model.calls] == [0, 1, 0, 1]
 
     run_virtual(main())
 
@@ -176,16 +195,17 @@ def test_a_withdrawn_call_in_a_long_queue_is_forgotten() -> None:
         model = HandModel()
         model.behave = lambda *_: 1.0
         lane = lane_over(model)
-        keep = _start(lane, "keep")
+        running, next_one = _start(lane, "running"), _start(lane, "next", order=-1)
         tasks = [_start(lane, f"r{n}") for n in range(1000)]
         await turns_of_loop()
-        assert lane.ready_depth() == 1000
-        for task in tasks:
+        assert lane.ready_depth() == 1001
+        for task in tasks[1:]:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        assert lane.ready_depth() == 0
+        await turns_of_loop()
+        assert lane.ready_depth() == 2
         assert len(lane._ready._heap) < 100
-        await keep
+        await asyncio.gather(running, next_one, tasks[0])
+        assert _issued(model) == ["running", "next", "r0"]
         assert lane.room() == 1
 
     run_virtual(main())

@@ -305,13 +305,11 @@ class Lane:
             self._homes.popitem(last=False)
 
     def _state(self) -> LaneState:
-        waiting = len(self._ready) + self._granted
         room = self.room()
         return LaneState(
             running=self._running,
             room=room,
-            waiting=waiting,
-            idle=self._granted > 0 or (waiting > 0 and room > 0),
+            idle=self._granted > 0 or (room > 0 and len(self._ready) > 0),
             paused=self._paused,
         )
 

@@ -21,7 +21,7 @@ class LaneTotals(msgspec.Struct, frozen=True, kw_only=True):
     idle_while_ready_seconds: float = 0.0
     """With a ready call and room for it on a healthy replica, and the lane not paused."""
     room_seconds: float = 0.0
-    """Integral of unused window of healthy replicas while nothing was ready, in call seconds."""
+    """Integral of unused window of healthy replicas with nothing ready for it, in call seconds."""
     paused_seconds: float = 0.0
     calls: int = 0
     """Answered."""
@@ -89,10 +89,8 @@ class LaneState(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     room: int
     """Free window of healthy replicas; 0 while paused."""
-    waiting: int
-    """Ready, or given room and not yet issued."""
     idle: bool
-    """Something waits that could run."""
+    """A call waits that could run: ready beside room, or given room and not yet issued."""
     paused: bool
 
 
@@ -121,7 +119,7 @@ class LaneMeter:
             self._paused += seconds
         elif state.idle:
             self._idle_while_ready += seconds
-        elif not state.waiting:
+        else:
             self._room += seconds * state.room
         return now
 
