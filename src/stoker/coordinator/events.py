@@ -6,13 +6,14 @@ journalled with what was decided; everything for a rollout that has ended is ack
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind
 from stoker.coordinator.calls import Call
+from stoker.coordinator.environments import GENERATIONS_MAX
 from stoker.coordinator.flow import Flow, environment_path
 from stoker.coordinator.restoring import Restorer
 from stoker.coordinator.results import on_timeout, seen
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import EnvironmentLost
 from stoker.model.completion import Completion, CompletionStatus
-from stoker.model.events import Late
+from stoker.model.events import Late, Verb
 
 
 class EventRouter:
@@ -93,7 +94,13 @@ class EventRouter:
         """Begin to rebuild the environment when that is what the completion asks for."""
         path = environment_path(call)
         fault = completion.fault
-        if path is None or fault is None or fault.code != EnvironmentLost.code:
+        if fault is None or fault.code != EnvironmentLost.code:
+            return False
+        if call.verb is Verb.ENVIRONMENT and call.retries + 1 < GENERATIONS_MAX:
+            # Lost while it was opened: nothing has happened in it, so it is opened once more.
+            self._retry(rollout, call, completion, "environment lost")
+            return True
+        if path is None:
             return False
         return self._restorer.begin(rollout, rollout.environments[path], call)
 
@@ -104,12 +111,15 @@ class EventRouter:
             return False
         if call.retries >= late.times:
             return False
+        self._retry(rollout, call, completion, "tool timeout")
+        return True
+
+    def _retry(self, rollout: ActiveRollout, call: Call, completion: Completion, why: str) -> None:
         call.retries += 1
         call.spent.append(completion.action_id)
-        self._flow.parts.figures.retried("tool timeout")
+        self._flow.parts.figures.retried(why)
         action = self._flow.prepare(rollout, call, f"~r{call.retries}")
         self._flow.submit(rollout, [action])
-        return True
 
 
 def _awaits(rollout: ActiveRollout, call: Call) -> bool:
