@@ -8,6 +8,7 @@ one reaps it with ``end``.
 import asyncio
 import contextlib
 import os
+import re
 import socket
 import sys
 from collections.abc import AsyncIterator
@@ -18,14 +19,17 @@ from typing import Self
 import msgspec
 
 from stoker.errors import HostLost, ProgramInvalid, WireViolation
+from stoker.model.ids import RolloutId
 from stoker.rollout.log import harmless
 from stoker.rollout.messages import (
+    Deliver,
     Differed,
     FromHost,
     Loaded,
     LoadFailed,
     LoadProgram,
     LocalDone,
+    StartRollout,
     StopHost,
     Stuck,
     Turn,
@@ -33,6 +37,11 @@ from stoker.rollout.messages import (
 from stoker.wire.channel import Channel
 from stoker.wire.frames import PROTOCOL_VERSION, Hello
 
+LOAD_SECONDS = 60.0
+"""A program whose top level runs longer cannot be loaded."""
+SILENCE_GRACE_SECONDS = 2.0
+"""After the bound the watchdog speaks first; only when it cannot is silence taken for an answer."""
+_LOOK_SECONDS = 0.5
 _END_SECONDS = 2.0
 _TAIL_BYTES = 4096
 _Incoming = Hello | Loaded | LoadFailed | Turn | LocalDone | Differed | Stuck
@@ -42,11 +51,24 @@ class HostProcess:
     """One program host and the channel to it."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, channel: Channel[_Incoming], log: Path
+        self,
+        process: asyncio.subprocess.Process,
+        channel: Channel[_Incoming],
+        program: Path,
+        log: Path,
+        stuck_seconds: float,
     ) -> None:
         self._process = process
         self._channel = channel
+        self._program = program
         self._log = log
+        self._stuck_seconds = stuck_seconds
+        self._loaded = False
+        self._unanswered: dict[RolloutId, None] = {}
+        """Rollouts in a turn, oldest first; the host takes them in this order."""
+        self._heard = asyncio.get_running_loop().time()
+        """When it last spoke, or was last asked after it had nothing to do."""
+        self._silent_seconds: float | None = None
 
     @classmethod
     async def start(
@@ -85,7 +107,7 @@ class HostProcess:
         channel: Channel[_Incoming] = Channel(reader, writer, _Incoming)
         channel.send(Hello(protocol=PROTOCOL_VERSION, role="coordinator"))
         channel.send(_load(program, name))
-        return cls(process, channel, log)
+        return cls(process, channel, program, log, stuck_seconds)
 
     @property
     def pid(self) -> int:
@@ -99,6 +121,10 @@ class HostProcess:
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message (``ToHost``); never blocks."""
+        if isinstance(message, StartRollout | Deliver):
+            if not self._unanswered:
+                self._heard = asyncio.get_running_loop().time()
+            self._unanswered[message.rollout_id] = None
         self._channel.send(message)
 
     async def drain(self) -> None:
@@ -108,14 +134,54 @@ class HostProcess:
     async def messages(self) -> AsyncIterator[FromHost]:
         """Yield what it says until it ends; iterate once.
 
+        A host that owes an answer and is silent past ``stuck_seconds`` and its watchdog's grace
+        (a program holds the interpreter, or the process was stopped) is killed here; the last
+        message is then a ``Stuck`` for the rollout it was in.
+
         Raises:
             WireViolation: it said something that is not of this protocol; end it.
         """
-        async for message in self._channel.messages():
-            if not isinstance(message, Hello):
+        watch = asyncio.create_task(self._watch_silence(), name=f"silence of host {self.pid}")
+        try:
+            async for message in self._channel.messages():
+                self._heard = asyncio.get_running_loop().time()
+                if isinstance(message, Hello):
+                    if message.protocol != PROTOCOL_VERSION:
+                        raise WireViolation(f"the host speaks protocol {message.protocol}")
+                    continue
+                if isinstance(message, Turn | Differed):
+                    self._unanswered.pop(message.rollout_id, None)
+                self._loaded = self._loaded or isinstance(message, Loaded)
                 yield message
-            elif message.protocol != PROTOCOL_VERSION:
-                raise WireViolation(f"the host speaks protocol {message.protocol}; it is ended")
+        finally:
+            watch.cancel()
+        if self._silent_seconds is not None:
+            yield self._silence(self._silent_seconds)
+
+    async def _watch_silence(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            bound = self._stuck_seconds + SILENCE_GRACE_SECONDS
+            if not self._loaded:
+                bound += LOAD_SECONDS
+            silent = loop.time() - self._heard
+            if silent > bound and (self._unanswered or not self._loaded):
+                await asyncio.sleep(_LOOK_SECONDS)  # it may have spoken while *we* were held up
+                if loop.time() - self._heard > bound:
+                    self._silent_seconds = silent
+                    self.kill()
+                    return
+
+    def _silence(self, seconds: float) -> Stuck | LoadFailed:
+        """Return what the silence means; the interpreter's own watchdog wrote stacks to the log."""
+        name = self._program.name
+        found = re.findall(rf'File ".*{re.escape(name)}", line (\d+) in (\S+)', self.log_tail())
+        where = f"{name}:{found[0][0]} in {found[0][1]}" if found else f"{name}, line unknown"
+        if not self._unanswered:
+            return LoadFailed(message=f"loading took over {seconds:.0f} s, at {where}")
+        rollout_id = next(iter(self._unanswered))
+        return Stuck(rollout_id=rollout_id, seconds=seconds, where=where)
 
     def kill(self) -> None:
         """Send SIGKILL; no code of the program runs after it."""

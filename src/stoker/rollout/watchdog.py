@@ -45,6 +45,7 @@ class Watchdog:
 
     def start(self) -> None:
         """Begin to look, on a daemon thread."""
+        self._arm()  # now: a program may hold the interpreter before the first look
         threading.Thread(target=self._look, name="watchdog", daemon=True).start()
 
     def begins(self, rollout_id: RolloutId, file: str, limit: float | None = None) -> None:
@@ -56,11 +57,14 @@ class Watchdog:
         """The step is over."""
         self._step = None
 
+    def _arm(self) -> None:
+        faulthandler.dump_traceback_later(self._stuck_seconds + _GRACE_SECONDS)
+
     def _look(self) -> None:
         told: Step | None = None
         pause = threading.Event()
         while not pause.wait(_LOOK_SECONDS):
-            faulthandler.dump_traceback_later(self._stuck_seconds + _GRACE_SECONDS)
+            self._arm()
             step = self._step
             if step is None or step is told:
                 continue
