@@ -42,6 +42,28 @@ async def waiting(ctx, task):
     return 1.0
 """
 
+CALLING = """\
+import stoker
+
+
+def arrived(place):
+    with open(place + "/arrived", "w") as pipe:
+        pipe.write("x")
+
+
+@stoker.tool(effect="pure")
+def add(a, b):
+    return a + b
+
+
+@stoker.rollout(version="1", timeout="10m")
+async def calling(ctx, task):
+    await ctx.local(arrived, task.data["place"])
+    seen = await ctx.call(add, a=1, b=2)
+    return float(seen.value)
+"""
+TRUSTED = ["--set", "workers.classes.fast={isolation='process', trust='trusted', slots=1}"]
+
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
@@ -62,11 +84,11 @@ def document(place: Path, *arguments: str) -> Any:
     return json.loads(answer.out)
 
 
-def begun(place: Path) -> "subprocess.Popen[str]":
+def begun(place: Path, *more: str) -> "subprocess.Popen[str]":
     """Start the waiting run and return once its rollout is inside the program."""
     pipe = os.open(place / "arrived", os.O_RDWR | os.O_NONBLOCK)
     running = subprocess.Popen(
-        [STOKER, *run_arguments()], cwd=place, stdin=subprocess.DEVNULL,
+        [STOKER, *run_arguments(*more)], cwd=place, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     ready, _, _ = select.select([pipe], [], [], SECONDS_MAX)
@@ -178,6 +200,23 @@ def test_status_of_a_living_run_and_no_second_coordinator(waiting: Path) -> None
     assert (second.code, "owned by living process" in second.err) == (2, True)
     (waiting / "go").write_text("")
     assert ended(running)[0] == 0
+
+
+def test_a_worker_started_by_hand_serves_the_run_until_told_to_end(waiting: Path) -> None:
+    (waiting / "program.py").write_text(CALLING)
+    running = begun(waiting, *TRUSTED, "--json")
+    (run,) = (waiting / "runs").iterdir()
+    worker = subprocess.Popen(
+        [STOKER, "worker", "--run", run.name, "--name", "hand"], cwd=waiting,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    code, out, err = ended(running)
+    assert code == 0, (out, err)
+    assert json.loads(out)["snapshot"]["reward_mean"] == 3.0
+    second = stoker(waiting, "worker", "--run", run.name, "--name", "hand")
+    assert (second.code, "living worker named 'hand'" in second.err) == (2, True)
+    worker.send_signal(signal.SIGTERM)
+    assert ended(worker) == (0, "", "")
 
 
 def test_a_reader_that_leaves_is_no_traceback(place: Path) -> None:
