@@ -5,13 +5,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
 import msgspec
-from support.worker_boxes import RUN, make_action, module_file
 
 from stoker.broker.base import (
     ActionsRequest,
@@ -27,7 +26,7 @@ from stoker.broker.base import (
 )
 from stoker.broker.client import connect
 from stoker.journal.artifacts import ArtifactStore
-from stoker.model.action import Action
+from stoker.model.action import Action, Effect
 from stoker.model.completion import Completion
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
 from stoker.model.ids import EnvironmentId, RolloutId, WorkerId
@@ -35,6 +34,7 @@ from stoker.model.tools import CallRequest, CallResult, OpenRequest, RunRequest,
 from stoker.model.value import Value
 from stoker.seams.locks import lock_is_held
 from stoker.worker.figures import WorkerFigures
+from support.worker_boxes import RUN, make_action, module_file
 
 LEASE = 2.0
 BOUND = 60.0
@@ -150,7 +150,9 @@ class Run:
 
     # --- workers ---
 
-    def start(self, name: str = "w0", fault: str = "") -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str = "w0", fault: str = "", extra: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
         """Start a worker process."""
         with (self.directory / f"{name}.out").open("ab") as out:
             process = subprocess.Popen(
@@ -158,7 +160,7 @@ class Run:
                     sys.executable, "-m", "stoker.worker.main",
                     "--run-directory", str(self.directory),
                     "--settings", str(self.settings),
-                    "--name", name,
+                    "--name", name, *extra,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -199,7 +201,7 @@ class Run:
 
     # --- actions ---
 
-    def call(self, function: str, path: str = "", **fields: Any) -> Action:  # noqa: ANN401
+    def call(self, function: str, path: str = "", **fields: Any) -> Action:
         """Return a call of one of the counting tools."""
         arguments = fields.pop("arguments", {})
         request = CallRequest(module=str(self.tools), function=function, arguments=arguments)
@@ -207,11 +209,16 @@ class Run:
             "call", request, path or function, policy_digest=self.policy.digest(), **fields
         )
 
-    def append(self, path: str = "", **fields: Any) -> Action:  # noqa: ANN401
+    def append(self, path: str = "", **fields: Any) -> Action:
         """Return a call whose effect is counted."""
         return self.call("append", path, arguments={"path": str(self.counted)}, **fields)
 
-    def opening(self, name: str = "env_a", **fields: Any) -> Action:  # noqa: ANN401
+    def program_call(self, *argv: str, path: str, **fields: Any) -> Action:
+        """Return a call of a program; pure."""
+        request = CallRequest(argv=argv)
+        return make_action("call", request, path, effect=Effect.PURE, **fields)
+
+    def opening(self, name: str = "env_a", **fields: Any) -> Action:
         """Return the opening of an environment."""
         return make_action(
             "environment.open",
@@ -221,7 +228,7 @@ class Run:
             **fields,
         )
 
-    def running(self, holder: WorkerId, *argv: str, path: str, **fields: Any) -> Action:  # noqa: ANN401
+    def running(self, holder: WorkerId, *argv: str, path: str, **fields: Any) -> Action:
         """Return a program to run in the environment that ``holder`` holds."""
         return make_action(
             "box.run",
@@ -274,6 +281,10 @@ class Run:
         """Return the ledger's view of one action."""
         reply = await self.ledger.actions(ActionsRequest(action_ids=(action.action_id,)))
         return reply.actions[0]
+
+    def tell_tools(self, pid: int) -> None:
+        """Let the poison know whom to kill."""
+        Path(f"{self.counted}.workers").write_text(str(pid), encoding="ascii")
 
     def count(self, action: Action | None = None) -> int:
         """Return how often the tool was seen to run (for ``action``)."""

@@ -95,10 +95,13 @@ class Hands:
             if job.lease.action.action_id in wanted:
                 job.stop(StopReason.CANCEL)
 
-    def stop(self, reason: StopReason, *, unstarted_only: bool = False) -> None:
-        """Stop every job that does not report yet."""
-        for job in list(self._jobs.values()):
-            if not unstarted_only or job.phase is Phase.WAITING:
+    def stop(self, reason: StopReason, *phases: Phase) -> None:
+        """Stop every job that does not report yet (and is in one of ``phases``, when given).
+
+        One that is *starting* may have been counted: it is never simply given back.
+        """
+        for job in self._all():
+            if not phases or job.phase in phases:
                 job.stop(reason)
 
     async def quiet(self, *, running_only: bool = False) -> None:

@@ -10,6 +10,7 @@ would belong to nobody.
 import asyncio
 import os
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 
 from structlog.typing import FilteringBoundLogger
 
@@ -33,14 +34,14 @@ from .environments import Environments
 from .figures import Meters, WorkerFigures
 from .hands import Hands
 from .home import WorkerHome
-from .jobs import StopReason
+from .jobs import Phase, StopReason
 from .reports import RETRY_SECONDS, Reports
 
 POLL_SECONDS = 5.0
 """Longest long poll; work and revocations end one at once."""
 STATUS_SECONDS = 1.0
-_FLUSH_TURNS = 50
-"""Turns of the loop a process that was stopped gives to results that came meanwhile."""
+_FLUSH_SECONDS = 0.25
+"""What a process that was stopped gives to work that ended meanwhile, to be read and handed in."""
 
 ENROLLED = declare("worker.enrolled", "the ledger knows this incarnation; nothing is leased")
 LEASED = declare("worker.leased", "leases have arrived and nothing of them has begun")
@@ -147,7 +148,7 @@ class Worker:
         await self._draining.wait()
         self.state = "draining"
         self._hands.changed.set()
-        self._hands.stop(StopReason.RELEASE, unstarted_only=True)
+        self._hands.stop(StopReason.RELEASE, Phase.WAITING)
         quiet = asyncio.create_task(self._hands.quiet())
         killing = asyncio.create_task(self._killing.wait())
         await asyncio.wait({quiet, killing}, return_when=asyncio.FIRST_COMPLETED)
@@ -293,12 +294,8 @@ class Worker:
             gap = self._contact.look(now)
             if self._fencing or self._contact.trusted(now):
                 continue
-            if gap > self._contact.lease_seconds * BEAT_SHARE:
-                # This process was stopped. Results that came meanwhile are read first: the ledger
-                # decides what they are worth (B2).
-                for _ in range(_FLUSH_TURNS):
-                    await asyncio.sleep(0)
-            await self._fence(f"no answer for {self._contact.silence(now):.1f} s")
+            stopped = gap > self._contact.lease_seconds * BEAT_SHARE
+            await self._fence(f"no answer for {self._contact.silence(now):.1f} s", stopped=stopped)
 
     async def _disowned(self, worker_id: WorkerId, error: StokerError) -> None:
         """The ledger does not know this incarnation any more: neither do we."""
@@ -307,12 +304,22 @@ class Worker:
         else:
             await asyncio.sleep(jittered(RETRY_SECONDS))
 
-    async def _fence(self, why: str) -> None:
-        """Kill every box, give up every environment, go on as somebody else."""
+    async def _fence(self, why: str, *, stopped: bool = False) -> None:
+        """Kill every box, give up every environment, go on as somebody else.
+
+        ``stopped``: this process was stopped for a while and its boxes were not. Nothing begins
+        any more, but what they finished meanwhile is read first: the ledger decides what it is
+        worth (B2).
+        """
         self._fencing = True
         self._meters.fenced += 1
         self._log.error("fenced", worker_id=self._home.worker_id, why=why, jobs=len(self._hands))
         try:
+            if stopped:
+                self._hands.stop(StopReason.FENCED, Phase.WAITING, Phase.STARTING)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_FLUSH_SECONDS):
+                        await self._hands.quiet(running_only=True)
             self._hands.stop(StopReason.FENCED)
             await self._hands.quiet(running_only=True)
             self._environments.drop_all()
