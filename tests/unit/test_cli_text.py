@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from stoker.cli.output import answers, plain, table, write_json
-from stoker.cli.text import cell, clean, shorten
+from stoker.cli.text import cell, clean, excerpt, shorten
 
 # CASES A10 and its kind: what boxes and models have printed at terminals.
 HOSTILE = [
@@ -78,6 +78,18 @@ def test_shortening_bounds_work_and_length() -> None:
     assert shorten("abcd", 3) == "ab…"
     assert shorten("\x1b\x1b", 5) == "\\x1b…"
     assert len(shorten("x" * 50_000_000, 40)) == 40
+
+
+def test_an_excerpt_keeps_both_ends() -> None:
+    text = "\n".join(f"line {number}" for number in range(100))
+    shown = excerpt(text, length=2000, lines_max=12).split("\n")
+    assert len(shown) == 12
+    assert (shown[0], shown[-1]) == ("line 0", "line 99")
+    assert shown[4] == "… 89 lines …"
+    assert excerpt("a\n\tb\n", length=100, lines_max=12) == "a\n    b"
+    long = excerpt("x" * 50_000_000 + "\x1bend", length=100, lines_max=12)
+    assert len(long) < 120
+    assert long.endswith("\\x1bend")
 
 
 def rendered(console: Console) -> str:

@@ -58,8 +58,7 @@ def show(
     if as_json:
         write_json(document(events))
     else:
-        console = answers()
-        console.print(timeline(events, console.width))
+        answers().print(timeline(events))
 
 
 async def list_rollouts(run: RunDirectory) -> list[RolloutRow]:

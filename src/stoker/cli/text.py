@@ -50,6 +50,22 @@ def shorten(text: str | bytes, length: int) -> str:
     return beginning if whole else beginning[: length - 1] + _ELLIPSIS
 
 
+def excerpt(text: str, *, length: int, lines_max: int) -> str:
+    """Return the beginning and the end of ``text``, cleaned, line feeds kept.
+
+    The end gets more: that is where a traceback says what went wrong.
+    """
+    if len(text) > length:
+        half = length // 2
+        text = f"{text[:half]}{_ELLIPSIS}\n{_ELLIPSIS}{text[-half:]}"
+    lines = clean(text, lines=True).expandtabs(4).rstrip("\n").split("\n")
+    if len(lines) > lines_max:
+        first = lines_max // 3
+        left_out = f"{_ELLIPSIS} {len(lines) - lines_max + 1} lines {_ELLIPSIS}"
+        lines = [*lines[:first], left_out, *lines[first + 1 - lines_max :]]
+    return "\n".join(lines)
+
+
 def cell(text: str | bytes, style: str = "", *, length: int | None = None) -> Text:
     """Return cleaned ``text`` as rich text that obeys no markup."""
     return Text(clean(text) if length is None else shorten(text, length), style=style)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from stoker.cli.output import counted, duration, plain, table
 from stoker.cli.summaries import arguments_text, result_text
-from stoker.cli.text import cell
+from stoker.cli.text import cell, excerpt
 from stoker.model.events import (
     Admitted,
     Delivered,
@@ -32,6 +32,9 @@ from stoker.model.events import (
 from stoker.model.ids import CallPath
 from stoker.model.value import Value
 
+DETAIL_MAX = 2000
+DETAIL_LINES_MAX = 12
+
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the timeline."""
@@ -42,26 +45,31 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     detail: str
     """May hold anything an agent wrote; cleaned when shown."""
-    timing: str = ""
+    took: float | None = None
+    """Seconds from asking to receiving."""
+    queue: float | None = None
+    """Of those, waiting for a worker."""
+    run: float | None = None
+    """Of those, the work itself."""
     style: str = ""
 
 
-def timeline(events: Sequence[JournalEvent], width: int) -> RenderableType:
-    """Return the whole story of a rollout, ``width`` columns wide."""
+def timeline(events: Sequence[JournalEvent]) -> RenderableType:
+    """Return the whole story of a rollout."""
     made = Table(box=None, pad_edge=False, header_style="dim", expand=True)
     made.add_column("at", justify="right", no_wrap=True)
     made.add_column("call", no_wrap=True)
     made.add_column("what", no_wrap=True)
     made.add_column("detail", ratio=1, overflow="fold")
-    made.add_column("took", no_wrap=True)
-    detail = max(40, 3 * width)
+    for column in ("took", "queue", "run"):
+        made.add_column(column, justify="right", no_wrap=True)
     for line in lines(events):
         made.add_row(
             "" if line.at is None else f"{line.at:.3f}",
             cell(line.path, "dim"),
             cell(line.what, line.style),
-            cell(line.detail, line.style, length=detail),
-            Text(line.timing, "dim"),
+            Text(excerpt(line.detail, length=DETAIL_MAX, lines_max=DETAIL_LINES_MAX), line.style),
+            *(Text(_shown(seconds), "dim") for seconds in (line.took, line.queue, line.run)),
         )
     return Group(heading(events), made)
 
@@ -119,21 +127,23 @@ def _delivered(event: Delivered, call: Issued | None, began: float) -> Line:
         at=event.at - began if event.at else None,
         path=event.path,
         what=str(call.verb) if call is not None else "?",
-        detail=f"{asked} → {got}" if asked and got else asked or got,
-        timing=_timing(event),
+        detail=_notes(event) + (f"{asked} → {got}" if asked and got else asked or got),
+        took=event.latency_seconds or None,
+        queue=event.queue_seconds if event.action_id is not None else None,
+        run=event.run_seconds if event.action_id is not None else None,
         style="red" if event.fault is not None else "",
     )
 
 
-def _timing(event: Delivered) -> str:
-    parts = [duration(event.latency_seconds)] if event.latency_seconds else []
-    if event.action_id is not None:
-        parts.append(f"queue {duration(event.queue_seconds)}, run {duration(event.run_seconds)}")
-        if event.attempt > 1:
-            parts.append(f"attempt {event.attempt}")
-    if event.status not in {"", "ok"}:
-        parts.append(event.status)
-    return " · ".join(parts)
+def _notes(event: Delivered) -> str:
+    """Say what is not ordinary about a result: another attempt, an ending that is not ok."""
+    notes = [f"attempt {event.attempt}"] if event.attempt > 1 else []
+    notes += [event.status] if event.status not in {"", "ok"} else []
+    return f"[{', '.join(notes)}] " if notes else ""
+
+
+def _shown(seconds: float | None) -> str:
+    return "" if seconds is None else duration(seconds)
 
 
 def _other(event: JournalEvent, issued: dict[CallPath, Issued], began: float) -> Line:
@@ -160,12 +170,12 @@ def _finished(event: Finished, began: float) -> Line:
     outcome = event.outcome
     reward = "" if outcome.reward is None else f"reward {outcome.reward:g}"
     fault = f"{outcome.fault.code}: {outcome.fault.message}" if outcome.fault else ""
+    counts = f"{counted(event.steps, 'step')}, {counted(event.actions, 'action')}"
     return Line(
         at=event.at - began,
         path="",
         what=str(outcome.kind),
-        detail=" ".join(part for part in (reward, outcome.reason, fault) if part),
-        timing=f"{counted(event.steps, 'step')}, {counted(event.actions, 'action')}",
+        detail=" · ".join(part for part in (reward, outcome.reason, fault, counts) if part),
         style="bold red" if outcome.reward is None else "bold green",
     )
 
@@ -182,7 +192,7 @@ def _outstanding(events: Sequence[JournalEvent], issued: dict[CallPath, Issued])
     for path, call in issued.items():
         if path not in answered:
             asked = arguments_text(call.verb, call.arguments)
-            yield Line(at=None, path=path, what=str(call.verb), detail=asked, timing="outstanding")
+            yield Line(at=None, path=path, what=str(call.verb), detail=f"[outstanding] {asked}")
 
 
 def _opened(value: object) -> object:
