@@ -116,8 +116,9 @@ def test_a_guarded_close_ends_nasty_programs_and_issues_nothing(nasty: Any) -> N
     trampoline.close()
     gc.collect()
     assert ended == [True]
-    assert trampoline._turn().calls == turn.calls
-    assert trampoline._turn().withdrawn == (), "an eviction releases nothing"
+    after = trampoline._log.turn(turn.rollout_id, None)
+    assert after.calls == turn.calls
+    assert after.withdrawn == (), "an eviction releases nothing"
 
 
 def test_verbs_raise_evicted_when_called_and_take_no_number() -> None:

@@ -30,6 +30,7 @@ from stoker.rollout.messages import (
     Stuck,
     Turn,
 )
+from stoker.rollout.program import load_program
 from stoker.testing.driver import record_turn
 
 T = TypeVar("T", bound=FromHost)
@@ -417,7 +418,7 @@ def test_a_program_that_cannot_be_loaded_says_file_and_line(
     path = tmp_path / "p.py"
     path.write_text(source)
     with pytest.raises(ProgramInvalid) as raised:
-        asyncio.run(inspect_program(path, log=tmp_path / "log"))
+        load_program(path)
     assert says in raised.value.message
     assert "p.py" in raised.value.message
 

@@ -21,7 +21,6 @@ import msgspec
 
 from stoker.errors import Cancelled, Evicted, InternalError, StokerError, VerbMisused, from_record
 from stoker.model.events import Verb
-from stoker.model.faults import FaultRecord
 from stoker.model.ids import CallPath
 from stoker.model.value import canonical_bytes
 from stoker.rollout import guard
@@ -42,11 +41,10 @@ from stoker.rollout.program import Rollout
 from stoker.rollout.randomness import RolloutRandom
 from stoker.rollout.scope import CANCELLED_RANK, Join, Scope, Timer
 from stoker.rollout.score import outcome_of_error, outcome_of_return
+from stoker.rollout.turnlog import TURN_BYTES_MAX, TurnLog
 
 T = TypeVar("T")
 
-TURN_BYTES_MAX = 48 * 1024 * 1024
-"""Arguments of all calls of one turn together; a turn is one frame."""
 _UNUSABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 _CLOSES_MAX = 100
 """A coroutine that survives this many closes is left to the collector."""
@@ -80,10 +78,9 @@ class Trampoline:
         self._timers: dict[CallPath, Timer] = {}
         self._retired: set[CallPath] = set()
         """Withdrawn calls, whose late results change nothing."""
-        self._taints: dict[str, FaultRecord] = {}
         self._environments = 0
         self._check: TurnCheck | None = None
-        self._begin_turn()
+        self._log = TurnLog()
 
     # --- what the host calls ---------------------------------------------------------------
 
@@ -105,10 +102,10 @@ class Trampoline:
             else:
                 self._put(turn.result)
             self._run()
-            self._check.complete(self._withdrawn, self.standing())
+            self._check.complete(self._log.withdrawn, self.standing())
         self._check = None
-        self._begin_turn()
-        return Turn(rollout_id=self.start.rollout_id, outcome=self.outcome)
+        self._log.begin()
+        return self._log.turn(self.start.rollout_id, self.outcome)
 
     def deliver(self, result: Deliver | RecordedResult) -> Turn:
         """Put one result in, run until nothing can move, and return what happened."""
@@ -177,19 +174,15 @@ class Trampoline:
 
     def misused(self, message: str) -> VerbMisused:
         """Return the error for a verb used wrongly, and bar a reward."""
-        error = VerbMisused(message)
-        self.taint(error)
-        return error
+        return self._log.misused(message)
 
     def taint(self, error: StokerError) -> None:
         """Bar a reward until the program says it recovered from errors of this code."""
-        self._taints.setdefault(error.code, error.record())
+        self._log.taint(error)
 
     def recovered(self, code: str) -> None:
         """Vouch for the result in spite of the faults met so far with ``code``."""
-        self._taints.pop(code, None)
-        if code not in self._recovered:
-            self._recovered.append(code)
+        self._log.recover(code)
 
     def randomness(self) -> RolloutRandom:
         """Return the generator of the running scope."""
@@ -216,13 +209,6 @@ class Trampoline:
         self._scopes[id(root)] = root
         self._resume(root, None, None)
 
-    def _begin_turn(self) -> None:
-        self._calls: list[HostCall] = []
-        self._withdrawn: list[CallPath] = []
-        self._recovered: list[str] = []
-        self._turn_bytes = 0
-        self._told: frozenset[str] = frozenset(self._taints)
-
     def _run(self) -> Turn:
         before = guard.enter(self)
         try:
@@ -231,18 +217,7 @@ class Trampoline:
         finally:
             self.current = None
             guard.leave(before)
-        return self._turn()
-
-    def _turn(self) -> Turn:
-        new = [fault for code, fault in self._taints.items() if code not in self._told]
-        return Turn(
-            rollout_id=self.start.rollout_id,
-            calls=tuple(self._calls),
-            withdrawn=tuple(self._withdrawn),
-            outcome=self.outcome,
-            tainted=new[0] if new else None,
-            recovered=tuple(self._recovered),
-        )
+        return self._log.turn(self.start.rollout_id, self.outcome)
 
     def _step(self, scope: Scope) -> None:
         assert scope.resume is not None, "a ready scope has something to resume with"
@@ -285,7 +260,7 @@ class Trampoline:
         call = HostCall(path=path, verb=operation.verb, digest=digest, arguments=arguments)
         if self._check is not None:
             self._check.issued(call, standing(scope.coroutine))
-        self._calls.append(call)
+        self._log.add(call)
         if operation.verb is Verb.TIMER:
             self._timers[path] = Timer(path, scope)
             self._resume(scope, path, None, at_once=True)
@@ -303,8 +278,7 @@ class Trampoline:
             decode_arguments(verb, arguments)
         except _UNUSABLE as error:
             raise self.misused(f"{verb}: {error}; nothing was issued") from error
-        self._turn_bytes += len(arguments)
-        if self._turn_bytes > TURN_BYTES_MAX:
+        if not self._log.room_for(arguments):
             raise self.misused(
                 f"{verb}: the calls made at once hold more than {TURN_BYTES_MAX} bytes; this one "
                 "was not issued; give less at once, or put large files in a baseline or a mount"
@@ -335,7 +309,7 @@ class Trampoline:
     # --- results ---------------------------------------------------------------------------
 
     def _put(self, result: Deliver | RecordedResult) -> None:
-        self._begin_turn()
+        self._log.begin()
         path = result.path
         if path in self._timers:
             self.now = result.at
@@ -453,7 +427,7 @@ class Trampoline:
 
     def _withdraw(self, path: CallPath) -> None:
         self._retired.add(path)
-        self._withdrawn.append(path)
+        self._log.withdrawn.append(path)
 
     def _end(self, value: object, error: BaseException | None) -> None:
         if error is not None:
@@ -468,8 +442,8 @@ class Trampoline:
                 f"the verb made at {forgotten.origin} was never awaited, so it did nothing; "
                 "no reward was taken; write `await` in front of it"
             )
-        if self._taints:
-            fault = next(iter(self._taints.values()))
+        if self._log.taints:
+            fault = next(iter(self._log.taints.values()))
             self.outcome = ProgramOutcome(fault=fault, metrics=self.outcome.metrics)
 
 
