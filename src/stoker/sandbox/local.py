@@ -43,6 +43,7 @@ _DESCRIPTORS_MAX = 4096
 _NOT_STARTED = 127
 _MISSING_PROGRAM = frozenset({2, 7, 8, 13, 20})
 """ENOENT, E2BIG, ENOEXEC, EACCES, ENOTDIR: the program's fault, an observation."""
+_TOO_LONG = frozenset({7})
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,7 +85,8 @@ class LocalBox:
         self._backend = backend
         self._files: WorkspaceFiles | None = None
         self._interrupted = False
-        self._removal: asyncio.Task[None] | None = None
+        self._action: asyncio.Future[Ended] | None = None
+        self._removal: asyncio.Future[None] | None = None
 
     def build(self) -> None:
         """Make its parts; blocking, a millisecond or so."""
@@ -129,31 +131,45 @@ class LocalBox:
             if self.group is not None:
                 self.group.reset_peak()
             pid: list[int] = []
-            ended = await supervise(
-                self._backend.host.maker(),
-                Work(
-                    order=prepared.order,
-                    stdin=request.stdin,
-                    limits=limits,
-                    timeout_seconds=timeout_seconds,
-                    group=self.group,
-                    passed=[*channels, *prepared.passed],
-                    watchers=self._backend.watchers(self, pid),
-                    cpu_seconds=_cpu_of(pid),
-                    wrapped=prepared.status >= 0,
-                    started=lambda: _close_all(opened),
-                ),
+            work = Work(
+                order=prepared.order,
+                stdin=request.stdin,
+                limits=limits,
+                timeout_seconds=timeout_seconds,
+                group=self.group,
+                passed=[*channels, *prepared.passed],
+                watchers=self._backend.watchers(self, pid),
+                cpu_seconds=_cpu_of(pid),
+                wrapped=prepared.status >= 0,
+                started=lambda: _close_all(opened),
             )
+            ended = await self._supervised(work)
             return self._finished(request, ended, prepared)
         finally:
             _close_all(opened)
             if prepared is not None and prepared.status >= 0:
                 os.close(prepared.status)
 
+    async def _supervised(self, work: Work) -> Ended:
+        """Run the action as a task of its own, so that ``destroy`` can end it from elsewhere."""
+        self._action = asyncio.ensure_future(supervise(self._backend.host.maker(), work))
+        # Whoever was cancelled does not look at it; that is no forgotten error.
+        self._action.add_done_callback(lambda a: a.cancelled() or a.exception())
+        try:
+            return await asyncio.shield(self._action)
+        except asyncio.CancelledError:
+            self._action.cancel()
+            await asyncio.wait([self._action])
+            current = asyncio.current_task()
+            if current is not None and not current.cancelling():
+                raise BoxFailed(f"box {self.box_id} was removed while its action ran") from None
+            raise
+
     def _finished(self, request: RunRequest, ended: Ended, prepared: Prepared) -> BoxRun:
         result = ended.result
         problem = ended.error
-        program_missing = ended.errno in _MISSING_PROGRAM
+        # Behind a launcher only too long arguments are the program's; else the launcher failed.
+        program_missing = ended.errno in (_TOO_LONG if prepared.status >= 0 else _MISSING_PROGRAM)
         if prepared.status >= 0 and not problem and not ended.stopped and result.limit is None:
             problem, program_missing = _launcher_problem(prepared.status, result)
         if problem and not program_missing:
@@ -197,6 +213,9 @@ class LocalBox:
         await asyncio.shield(self._removal)
 
     async def _remove(self) -> None:
+        if self._action is not None and not self._action.done():
+            self._action.cancel()
+            await asyncio.wait([self._action])
         if self._files is not None:
             self._files.close()
         if self.group is not None:

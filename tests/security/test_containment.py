@@ -1,0 +1,400 @@
+"""Attackers who want out of the box (CASES A15, A16, A18, A27, A29).
+
+Each attack is first shown to succeed with its defence off, so that a test cannot pass because the
+attack itself is broken.
+"""
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stoker.model.execution import Baseline, Rung
+from stoker.model.tools import RunRequest, RunResult
+from stoker.sandbox import runtime
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.local import LocalBox, Prepared
+from stoker.sandbox.making import WorkOrder
+from stoker.sandbox.namespace import NamespaceBackend
+from support import sandbox
+from support.sandbox import BOXED, SMALL, attacked, backend_of, needs_root, policy_of
+
+SECRET = b"a-secret-of-the-host"
+LIBC = """
+import ctypes, errno, os, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*arguments):
+    result = libc.syscall(*arguments)
+    print("possible" if result >= 0 else errno.errorcode[ctypes.get_errno()])
+"""
+CALLS = {
+    "io_uring_setup": "call(425, 8, ctypes.create_string_buffer(256))",
+    "userfaultfd": "call(323, 1)",
+    "add_key": "call(248, b'user', b'name', b'value', 5, -2)",
+    "name_to_handle_at": "b = ctypes.create_string_buffer(struct.pack('Ii', 128, 0), 256);"
+    "call(303, -100, b'/usr', b, ctypes.byref(ctypes.c_int()), 0)",
+    "PTRACE_TRACEME": "call(101, 0, 0, 0, 0)",
+    "kcmp": "call(312, os.getpid(), os.getpid(), 0, 0, 1)",
+    "vsock": """
+try:
+    socket.socket(40, socket.SOCK_STREAM); print("possible")
+except OSError as error:
+    print(errno.errorcode[error.errno])""",
+    "memfd_secret": "call(447, 0)",
+    "clone a user namespace": """
+result = libc.syscall(56, 0x10000000 | 17, 0, 0, 0, 0)
+if result == 0: os._exit(0)
+print("possible" if result > 0 else errno.errorcode[ctypes.get_errno()])""",
+    "unshare a user namespace": "call(272, 0x10000000)",
+}
+WRITE_BACK = """
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory"):
+    try:
+        with open(path, "r+b", buffering=0) as file: file.write(file.read())
+        print("possible")
+    except OSError:
+        print("refused")
+"""
+ENVIRONMENTS = """
+import os
+for entry in os.listdir("/proc"):
+    if entry.isdigit():
+        for name in ("environ", "cmdline"):
+            try: print(open(f"/proc/{entry}/{name}", "rb").read())
+            except OSError: pass
+"""
+
+pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers are x86_64's")
+
+
+class Weakened(NamespaceBackend):
+    """A backend whose order is changed by a test."""
+
+    spoil: Callable[[WorkOrder], None] = staticmethod(lambda _: None)
+
+    def prepare(self, box: LocalBox, request: RunRequest, channels: int) -> Prepared:
+        prepared = super().prepare(box, request, channels)
+        self.spoil(prepared.order)
+        return prepared
+
+
+def ran(
+    state: Path,
+    *argv: str,
+    weaken: Callable[[Weakened], None] = lambda _: None,
+) -> RunResult:
+    """Run in a rung (a) box, with a defence switched off by ``weaken``."""
+
+    async def body() -> RunResult:
+        async with SandboxHost.open(state) as host:
+            backend = Weakened(host)
+            weaken(backend)
+            box = await backend.create("box_out", Baseline(), policy_of(Rung.ROOT))
+            # A box that was weakened to another uid can still enter.
+            (box.directory / "workspace").chmod(0o777)
+            try:
+                return (await box.run(RunRequest(argv=argv), timeout_seconds=30)).result
+            finally:
+                await box.destroy()
+
+    return sandbox.run(body)
+
+
+def without_filter(backend: Weakened) -> None:
+    backend.defences.seccomp = False
+    backend.defences.disable_user_namespaces = False
+
+
+@needs_root
+@pytest.mark.root
+@pytest.mark.parametrize("name", CALLS)
+def test_a27_refused_system_calls(tmp_path: Path, name: str) -> None:
+    script = LIBC + CALLS[name]
+    off = ran(tmp_path, "python", "-c", script, weaken=without_filter)
+    if off.stdout.kept.strip() != b"possible":
+        pytest.skip(f"this kernel refuses {name} by itself: {off.text}")
+    on = ran(tmp_path, "python", "-c", script)
+    assert on.stdout.kept.strip() in (b"EPERM", b"EAFNOSUPPORT"), on.text
+
+
+@needs_root
+@pytest.mark.root
+def test_a27_other_abis_end_the_process(tmp_path: Path) -> None:
+    script = LIBC + "call(0x40000000 | 39)"
+    result = ran(tmp_path, "python", "-c", script)
+    assert result.signal == 31, result.text  # SIGSYS
+
+
+@needs_root
+@pytest.mark.root
+def test_a27_clone3_says_it_does_not_exist_and_threads_work(tmp_path: Path) -> None:
+    script = LIBC + (
+        "call(435, ctypes.create_string_buffer(88), 88)\n"
+        "import threading\nt = threading.Thread(target=print, args=('thread',))\nt.start(); t.join()"
+    )
+    assert ran(tmp_path, "python", "-c", script).stdout.kept.split() == [b"ENOSYS", b"thread"]
+
+
+@needs_root
+@pytest.mark.root
+def test_a27_terminal_input_cannot_be_faked(tmp_path: Path) -> None:
+    script = LIBC + (
+        "import fcntl, pty\nm, s = pty.openpty()\n"
+        "try:\n    fcntl.ioctl(s, 0x5412, b'x'); print('possible')\n"
+        "except OSError as error: print(errno.errorcode[error.errno])"
+    )
+    assert ran(tmp_path, "python", "-c", script).stdout.kept.strip() == b"EPERM"
+
+
+@needs_root
+@pytest.mark.root
+def test_a16_kernel_settings_are_writable_for_a_launcher_that_is_root(tmp_path: Path) -> None:
+    def as_root(backend: Weakened) -> None:
+        backend.defences.proc_masks = False
+
+        def spoil(order: WorkOrder) -> None:
+            order.identity, order.refuse_root = None, False
+
+        backend.spoil = staticmethod(spoil)
+
+    off = ran(tmp_path, "python", "-c", WRITE_BACK, weaken=as_root)
+    assert b"possible" in off.stdout.kept, off.text
+
+
+@pytest.mark.parametrize("rung", BOXED)
+def test_a16_kernel_settings_cannot_be_written(tmp_path: Path, rung: Rung) -> None:
+    result = attacked(tmp_path, rung, "python", "-c", WRITE_BACK).run.result
+    assert result.stdout.kept.split() == [b"refused", b"refused"]
+
+
+@needs_root
+@pytest.mark.root
+def test_a16_the_leased_uid_alone_protects_kernel_settings(tmp_path: Path) -> None:
+    def unmasked(backend: Weakened) -> None:
+        backend.defences.proc_masks = False
+        backend.defences.seccomp = False
+
+    off = ran(tmp_path, "python", "-c", WRITE_BACK, weaken=unmasked)
+    assert off.stdout.kept.split() == [b"refused", b"refused"]
+
+
+@needs_root
+@pytest.mark.root
+def test_a16_a_box_is_never_started_as_root(tmp_path: Path) -> None:
+    def as_root(backend: Weakened) -> None:
+        def spoil(order: WorkOrder) -> None:
+            order.identity = None
+
+        backend.spoil = staticmethod(spoil)
+
+    with pytest.raises(Exception, match="never started as root"):
+        ran(tmp_path, "true", weaken=as_root)
+
+
+@needs_root
+@pytest.mark.root
+def test_a16_no_environment_or_argument_of_the_host_is_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", SECRET.decode())
+
+    def leaking(backend: Weakened) -> None:
+        def spoil(order: WorkOrder) -> None:
+            order.environment = {b"SECRET_TOKEN": SECRET}
+
+        backend.spoil = staticmethod(spoil)
+
+    assert SECRET in ran(tmp_path, "python", "-c", ENVIRONMENTS, weaken=leaking).stdout.kept
+    seen = ran(tmp_path, "python", "-c", ENVIRONMENTS).stdout.kept
+    assert SECRET not in seen
+    assert os.fsencode(tmp_path) not in seen
+
+
+@pytest.mark.parametrize("rung", BOXED)
+def test_a16_nothing_of_the_host_is_inherited_or_writable(tmp_path: Path, rung: Rung) -> None:
+    script = """
+import os
+own = os.open("/proc/self/fd", os.O_RDONLY)
+print(sorted(int(n) for n in os.listdir(own) if int(n) not in (own, own + 1)))
+print(os.getuid(), open("/proc/self/status").read().split("CapEff:")[1].split()[0])
+status = open("/proc/self/status").read()
+print(status.split("NoNewPrivs:")[1].split()[0], status.split("Seccomp:")[1].split()[0])
+print(os.path.exists("/root") or os.path.exists("/home") or os.path.exists("/var/lib"))
+print(len([p for p in os.listdir("/proc") if p.isdigit()]) <= 5)
+"""
+    result = attacked(tmp_path, rung, "python", "-c", script).run.result
+    assert result.stdout.kept.decode().splitlines() == [
+        "[0, 1, 2]", "1000 0000000000000000", "1 2", "False", "True",
+    ], result.text  # fmt: skip
+
+
+@pytest.mark.parametrize("rung", BOXED)
+def test_a16_masked_proc_files_say_nothing(tmp_path: Path, rung: Rung) -> None:
+    script = "cat /proc/keys /proc/kallsyms /proc/kcore /proc/config.gz 2>/dev/null | head -c 100"
+    assert attacked(tmp_path, rung, "sh", "-c", script).run.result.stdout.kept == b""
+
+
+CONNECT = """
+import socket, sys
+def tried(name, action):
+    try:
+        action(); print(name, "possible")
+    except OSError:
+        print(name, "refused")
+port = int(sys.argv[1])
+tried("loopback", lambda: socket.create_connection(("127.0.0.1", port), 2))
+tried("loopback6", lambda: socket.create_connection(("::1", port), 2))
+tried("public", lambda: socket.create_connection(("192.0.2.1", 80), 2))
+tried("metadata", lambda: socket.create_connection(("169.254.169.254", 80), 2))
+tried("dns", lambda: socket.getaddrinfo("example.org", 80))
+tried("raw", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
+tried("packet", lambda: socket.socket(17, socket.SOCK_RAW, 3))
+def abstract():
+    peer = socket.socket(socket.AF_UNIX); peer.connect("\\0" + sys.argv[2])
+tried("abstract", abstract)
+"""
+
+
+def _listeners(name: str) -> tuple[socket.socket, socket.socket]:
+    tcp = socket.create_server(("127.0.0.1", 0))
+    abstract = socket.socket(socket.AF_UNIX)
+    abstract.bind("\0" + name)
+    abstract.listen()
+    return tcp, abstract
+
+
+@needs_root
+@pytest.mark.root
+def test_a15_with_network_off_nothing_is_reachable(tmp_path: Path) -> None:
+    name = f"stoker-test-{os.getpid()}"
+    tcp, abstract = _listeners(name)
+    with tcp, abstract:
+        argv = ("python", "-c", CONNECT, str(tcp.getsockname()[1]), name)
+
+        def shared(backend: Weakened) -> None:
+            backend.defences.network_namespace = False
+
+        off = ran(tmp_path, *argv, weaken=shared).stdout.kept.decode().splitlines()
+        assert "loopback possible" in off
+        assert "abstract possible" in off
+        on = ran(tmp_path, *argv)
+        lines = on.stdout.kept.decode().splitlines()
+        assert len(lines) == 8, on.text
+        assert all(line.endswith("refused") for line in lines), on.text
+
+
+def test_a15_an_ordinary_user_s_box_reaches_nothing(tmp_path: Path) -> None:
+    name = f"stoker-test-{os.getpid()}"
+    tcp, abstract = _listeners(name)
+    with tcp, abstract:
+        argv = ("python", "-c", CONNECT, str(tcp.getsockname()[1]), name)
+        result = attacked(tmp_path, Rung.USER_NAMESPACE, *argv).run.result
+        lines = result.stdout.kept.decode().splitlines()
+        assert len(lines) == 8, result.text
+        assert all(line.endswith("refused") for line in lines), result.text
+
+
+@needs_root
+@pytest.mark.root
+def test_a18_two_boxes_see_nothing_of_each_other(tmp_path: Path) -> None:
+    first = (
+        "import os, socket, time\n"
+        "s = socket.socket(socket.AF_UNIX); s.bind('\\0box-meeting'); s.listen()\n"
+        "t = socket.create_server(('127.0.0.1', 45678))\n"
+        "open('/dev/shm/shared', 'w').write('x'); open('/tmp/shared', 'w').write('x')\n"
+        "open('/workspace/shared', 'w').write('x'); print('ready', flush=True); time.sleep(1000)"
+    )
+    second = """
+import os, socket
+found = [p for p in ("/dev/shm/shared", "/tmp/shared", "/workspace/shared") if os.path.exists(p)]
+for family, address in ((socket.AF_UNIX, "\\0box-meeting"), (socket.AF_INET, ("127.0.0.1", 45678))):
+    try:
+        socket.socket(family).connect(address); found.append(address)
+    except OSError: pass
+found += [p for p in os.listdir("/proc") if p.isdigit() and int(p) > 5]
+print(found)
+"""
+
+    async def body() -> RunResult:
+        async with SandboxHost.open(tmp_path) as host:
+            backend = backend_of(host, Rung.ROOT)
+            boxes = [
+                await backend.create(f"box_{n}", Baseline(), policy_of(Rung.ROOT)) for n in (1, 2)
+            ]
+            assert boxes[0].record.uid != boxes[1].record.uid
+            holding = asyncio.ensure_future(
+                boxes[0].run(RunRequest(argv=("python", "-c", first)), timeout_seconds=60)
+            )
+            while not (boxes[0].directory / "workspace" / "shared").exists():
+                await asyncio.sleep(0.01)
+            seen = await boxes[1].run(RunRequest(argv=("python", "-c", second)), timeout_seconds=30)
+            assert not holding.done()
+            holding.cancel()
+            await asyncio.wait([holding])
+            await backend.close()
+            return seen.result
+
+    result = sandbox.run(body)
+    assert result.stdout.kept == b"[]\n", result.text
+
+
+def test_a29_an_ordinary_user_gets_the_strongest_rung_that_holds() -> None:
+    script = """
+import asyncio, sys
+from pathlib import Path
+from stoker.model.execution import ExecutionPolicy
+from stoker.sandbox import runtime
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.select import choose_backend
+async def main():
+    async with SandboxHost.open(Path(sys.argv[1])) as host:
+        backend = await choose_backend(ExecutionPolicy(accept_shared_kernel=True), host)
+        offer = await backend.offer()
+        levels = {s.limit: s.level for s in offer.strengths}
+        print(offer.rung.value, levels["memory"], levels["network"], host.leaked())
+asyncio.run(main())
+"""
+    assert sandbox.ordinary_output(script).decode().strip() == "c best effort enforced 0"
+
+
+BLOCKED_HOST = ("--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--")
+
+
+def test_a29_a_host_that_blocks_user_namespaces_is_refused_with_a_remedy() -> None:
+    script = """
+import asyncio, sys
+from pathlib import Path
+from stoker.errors import IsolationUnavailable
+from stoker.model.execution import ExecutionPolicy, Trust
+from stoker.sandbox import runtime
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.select import choose_backend
+async def main():
+    async with SandboxHost.open(Path(sys.argv[1])) as host:
+        try:
+            await choose_backend(ExecutionPolicy(accept_shared_kernel=True), host)
+        except IsolationUnavailable as error:
+            print(error)
+        trusted = await choose_backend(ExecutionPolicy(trust=Trust.TRUSTED), host)
+        print((await trusted.offer()).rung.value)
+asyncio.run(main())
+"""
+    launcher = runtime.prepare().launcher
+    assert launcher is not None
+    said = sandbox.ordinary_output(script, prefix=(str(launcher), *BLOCKED_HOST)).decode()
+    refusal, rung = said.strip().splitlines()
+    assert "To get it:" in refusal
+    assert "rung c" in refusal
+    assert rung in ("d", "process")
+
+
+@needs_root
+@pytest.mark.root
+def test_a29_a_checkout_in_a_0700_home_works(tmp_path: Path) -> None:
+    # pytest's own directory is 0700 and so, often, is the interpreter's home.
+    tmp_path.chmod(0o700)
+    assert attacked(tmp_path / "state", Rung.ROOT, "python", "-c", "print(1)").run.result.ok
+    assert SMALL.disk_bytes > 0

