@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,11 +85,11 @@ def document(place: Path, *arguments: str) -> Any:
     return json.loads(answer.out)
 
 
-def begun(place: Path, *more: str) -> "subprocess.Popen[str]":
+def begun(place: Path, *more: str, under: Sequence[str] = ()) -> "subprocess.Popen[str]":
     """Start the waiting run and return once its rollout is inside the program."""
     pipe = os.open(place / "arrived", os.O_RDWR | os.O_NONBLOCK)
     running = subprocess.Popen(
-        [STOKER, *run_arguments(*more)], cwd=place, stdin=subprocess.DEVNULL,
+        [*under, STOKER, *run_arguments(*more)], cwd=place, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
     ready, _, _ = select.select([pipe], [], [], SECONDS_MAX)
@@ -190,6 +191,14 @@ def test_sigterm_stops_and_the_run_resumes(waiting: Path) -> None:
     running.send_signal(signal.SIGTERM)
     assert ended(running)[0] == 3
     assert resumed(waiting)["snapshot"]["outcomes"] == {"completed": 1}
+
+
+def test_a_run_under_nohup_outlives_its_terminal(waiting: Path) -> None:
+    running = begun(waiting, under=["nohup"])
+    os.killpg(running.pid, signal.SIGHUP)
+    assert document(waiting, "status", next((waiting / "runs").iterdir()).name)["coordinator_lives"]
+    (waiting / "go").write_text("")
+    assert ended(running)[0] == 0
 
 
 def test_status_of_a_living_run_and_no_second_coordinator(waiting: Path) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stoker.coordinator.request import Observer, RunReport, RunRequest, StopSignal
 
 EXIT_RESUMABLE = 3
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(  # noqa: PLR0917 - typer's options are parameters
@@ -52,7 +53,9 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     from stoker.cli.live import watching
     from stoker.cli.report import summary
     from stoker.config.load import load_settings, process_environment
+    from stoker.seams.faultpoints import arm
 
+    arm(process_environment())
     resolved = load_settings(config or [], process_environment(), sets or [])
     request = make_request(
         program, tasks, model, resolved.settings, runs=runs, resume=resume, changed=changed
@@ -126,13 +129,17 @@ async def execute(
 
     stop = StopSignal()
     loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGINT, interrupted, stop, console, loop)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, stop.stop)
+    # What our parent had ignored stays ignored: nohup, and background jobs of a script.
+    taken = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    for number in taken:
+        if number is signal.SIGINT:
+            loop.add_signal_handler(number, interrupted, stop, console, loop)
+        else:
+            loop.add_signal_handler(number, stop.stop)
     try:
         return await coordinate(request, observer=observer, stop=stop)
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in taken:
             loop.remove_signal_handler(number)
 
 
