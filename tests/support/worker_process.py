@@ -30,7 +30,16 @@ from stoker.model.action import Action, Effect
 from stoker.model.completion import Completion
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
 from stoker.model.ids import EnvironmentId, RolloutId, WorkerId
-from stoker.model.tools import CallRequest, CallResult, OpenRequest, RunRequest, RunResult
+from stoker.model.tools import (
+    CallRequest,
+    CallResult,
+    OpenRequest,
+    RunRequest,
+    RunResult,
+    ScoreRequest,
+    Verdict,
+)
+from stoker.model.tools import Tests as SolutionTests
 from stoker.model.value import Value
 from stoker.seams.locks import lock_is_held
 from stoker.worker.figures import WorkerFigures
@@ -213,6 +222,16 @@ class Run:
         """Return a call whose effect is counted."""
         return self.call("append", path, arguments={"path": str(self.counted)}, **fields)
 
+    def scoring(self, holder: WorkerId, tests: SolutionTests, path: str) -> Action:
+        """Return the grading of the environment that ``holder`` holds."""
+        return make_action(
+            "score",
+            ScoreRequest(tests=tests),
+            path,
+            environment_id=EnvironmentId("env_a"),
+            holder=holder,
+        )
+
     def program_call(self, *argv: str, path: str, **fields: Any) -> Action:
         """Return a call of a program; pure."""
         request = CallRequest(argv=argv)
@@ -301,6 +320,10 @@ class Run:
     def called(self, completion: Completion) -> CallResult:
         """Return a call's result."""
         return msgspec.msgpack.decode(self.content(completion.observation), type=CallResult)
+
+    def verdict(self, completion: Completion) -> Verdict:
+        """Return a score's verdict."""
+        return msgspec.msgpack.decode(self.content(completion.observation), type=Verdict)
 
     def ran(self, completion: Completion) -> RunResult:
         """Return a program's result."""

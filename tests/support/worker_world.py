@@ -167,7 +167,6 @@ class World:
             ledger=self.ledger,
             home=home,
             boxes=boxes,
-            environments=environments,
             make_hands=hands,
             meters=meters,
             clock=self.clock,
@@ -197,11 +196,11 @@ class World:
                 )
             )
 
-    def program(self, *argv: str, path: str = "", **fields: Any) -> Action:  # noqa: ANN401
+    def program(self, *argv: str, path: str = "", **fields: Any) -> Action:
         """Return a stateless call of a program."""
         return make_action("call", CallRequest(argv=argv), path or "-".join(argv), **fields)
 
-    def opening(self, name: str = "env_a", **fields: Any) -> Action:  # noqa: ANN401
+    def opening(self, name: str = "env_a", **fields: Any) -> Action:
         """Return the opening of an environment."""
         return make_action(
             "environment.open",
@@ -211,7 +210,7 @@ class World:
             **fields,
         )
 
-    def running(self, *argv: str, name: str = "env_a", path: str = "", **fields: Any) -> Action:  # noqa: ANN401
+    def running(self, *argv: str, name: str = "env_a", path: str = "", **fields: Any) -> Action:
         """Return a program to run in an environment of this worker."""
         return make_action(
             "box.run",

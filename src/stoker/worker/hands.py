@@ -46,7 +46,7 @@ class Hands:
     ) -> None:
         self._reports = reports
         self._executor = executor
-        self._environments = environments
+        self.environments = environments
         self._contact = contact
         self._meters = meters
         self._clock = clock
@@ -143,7 +143,7 @@ class Hands:
     async def _perform(self, job: Job) -> Completion | None:
         lease = job.lease
         async with (
-            self._environments.turn(lease.action.environment_id),
+            self.environments.turn(lease.action.environment_id),
             self._gate.passing(alone=lease.alone),
         ):
             if not await self._begin(job):

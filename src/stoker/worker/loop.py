@@ -30,7 +30,6 @@ from stoker.seams.faultpoints import declare, reach
 
 from .boxes import Boxes
 from .contact import BEAT_SHARE, WATCH_SHARE, Contact
-from .environments import Environments
 from .figures import Meters, WorkerFigures
 from .hands import Hands
 from .home import WorkerHome
@@ -56,7 +55,6 @@ class Worker:
         ledger: Ledger,
         home: WorkerHome,
         boxes: Boxes,
-        environments: Environments,
         make_hands: Callable[[Reports, Contact], Hands],
         meters: Meters,
         clock: Clock,
@@ -65,13 +63,13 @@ class Worker:
         self._ledger = ledger
         self._home = home
         self._boxes = boxes
-        self._environments = environments
         self._meters = meters
         self._clock = clock
         self._log = log
         self._contact = Contact(1.0, clock.monotonic())
         self._reports = Reports(ledger, clock, log)
         self._hands = make_hands(self._reports, self._contact)
+        self._environments = self._hands.environments
         self._fencing = False
         self._draining = asyncio.Event()
         self._killing = asyncio.Event()

@@ -175,7 +175,6 @@ class Service:
             ledger=ledger,
             home=self._home,
             boxes=boxes,
-            environments=environments,
             make_hands=hands,
             meters=meters,
             clock=self._clock,
