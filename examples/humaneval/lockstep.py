@@ -9,20 +9,21 @@ the device had room, and the barrier held it.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from program import QUEUE, RUN_TESTS, code_of
+
 from stoker.config.tree import Settings
 from stoker.coordinator.lane import Lane
 from stoker.coordinator.lane_figures import LaneFigures, LaneMeter, LaneState
 from stoker.coordinator.request import Observer
 from stoker.coordinator.view import LaneView, RunSnapshot
 from stoker.inference.open import open_model
-from stoker.model.execution import Baseline
+from stoker.model.execution import Baseline, ExecutionPolicy
 from stoker.model.generation import GenerateRequest, Generation, Message, Role, Sampling
 from stoker.model.ids import RolloutId
 from stoker.model.outcome import OutcomeKind
@@ -206,7 +207,7 @@ class _Loop:
 
     # --- the barrier ---------------------------------------------------------------------------
 
-    async def _to_barrier(self, works: Any) -> None:  # noqa: ANN401 - an iterable of coroutines
+    async def _to_barrier(self, works: Iterable[Awaitable[None]]) -> None:
         """Wait for all; whoever is back early and wants to be sampled again is held meanwhile."""
         await asyncio.gather(*(self._then_held(work) for work in works))
         self._charge(held=0)
@@ -218,9 +219,7 @@ class _Loop:
     def _charge(self, *, held: int) -> None:
         room = self.lane.room()
         waits = self._held > 0 and room > 0
-        self._barrier.charge(
-            LaneState(running=0, room=room, waiting=self._held, idle=waits, paused=False)
-        )
+        self._barrier.charge(LaneState(running=0, room=room, idle=waits, paused=False))
         self._held = held
 
     # --- what it looks like from outside -------------------------------------------------------
@@ -276,10 +275,10 @@ async def _tell(loop: _Loop, total: int, observer: Observer) -> None:
         await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _policy(settings: Settings, name: str) -> Any:  # noqa: ANN401 - an ExecutionPolicy
+def _policy(settings: Settings, name: str) -> ExecutionPolicy:
     shared = settings.sandbox.accept_shared_kernel
     return settings.workers.classes[name].policy(accept_shared_kernel=shared)
 
 
 def _box_name(task: dict[str, Any]) -> str:
-    return "box_" + task["task_id"].replace("/", "-")
+    return f"box_{task['task_id'].replace('/', '-')}"
