@@ -11,6 +11,10 @@ from typing import Any
 from stoker.broker.base import Append, AppendBatch, AppendDisposition, AppendReply, Ledger
 from stoker.errors import InternalError, LedgerRefused, StokerError
 from stoker.model.ids import Fence, RunId
+from stoker.seams.faultpoints import declare, reach
+
+APPEND_BEFORE = declare("coordinator.append.before", "turns are about to be sent to the ledger")
+APPEND_AFTER = declare("coordinator.append.after", "turns are committed and nobody here knows")
 
 _BATCH_MAX = 2000
 
@@ -77,6 +81,7 @@ class Appender:
             self._idle.set()
 
     async def _send(self, batch: list[tuple[Append, asyncio.Future[AppendReply]]]) -> None:
+        reach(APPEND_BEFORE)
         reply = await self._ledger.append(
             AppendBatch(
                 run_id=self._run_id,
@@ -84,6 +89,7 @@ class Appender:
                 appends=tuple(append for append, _ in batch),
             )
         )
+        reach(APPEND_AFTER)
         if len(reply.replies) != len(batch):
             raise InternalError("the ledger answered another number of appends than were sent")
         for (append, future), one in zip(batch, reply.replies, strict=True):

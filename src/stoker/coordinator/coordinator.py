@@ -37,6 +37,10 @@ from stoker.model.task import Task
 from stoker.observe.log import RolloutLine
 from stoker.rollout.messages import Differed, LocalDone, Turn
 from stoker.seams.clock import Clock
+from stoker.seams.faultpoints import declare, reach
+
+REVIVED = declare("coordinator.revived", "what an earlier coordinator left is back")
+SETTLED = declare("coordinator.settled", "every outcome is on disk; workers still live")
 
 _EVENTS_WAIT_SECONDS = 30.0
 _ADMIT_SECONDS = 0.1
@@ -90,10 +94,12 @@ class Coordinator:
             StokerError: a part broke; the run can be resumed.
         """
         await self._revive()
+        reach(REVIVED)
         self.state = "running"
         await self._first_to_end(self._admit(), self._events(), self.parts.stop.wait_stopping())
         if not self.parts.appender.failure.done():
             await self.parts.appender.flush()
+        reach(SETTLED)
 
     async def _first_to_end(self, *work: Coroutine[Any, Any, None]) -> None:
         tasks = {asyncio.create_task(one) for one in work}

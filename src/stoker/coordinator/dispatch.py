@@ -17,6 +17,9 @@ from stoker.journal.artifacts import ArtifactStore
 from stoker.model.events import Verb
 from stoker.model.generation import GenerateArguments, GenerateRequest, Generation
 from stoker.rollout.arguments import TimerArguments
+from stoker.seams.faultpoints import declare, reach
+
+GENERATED = declare("coordinator.generated", "a model has answered and nobody has been told")
 
 Arrived = Callable[[ActiveRollout, Result], None]
 
@@ -74,6 +77,7 @@ class Dispatcher:
             fault = InternalError(f"model call {request.request_id} failed: {error!r}").record()
             self._arrived(rollout, Result(path=call.path, fault=fault))
             return
+        reach(GENERATED)
         self._arrived(rollout, self._returned(rollout, call, generation))
 
     def _returned(self, rollout: ActiveRollout, call: Call, generation: Generation) -> Result:

@@ -14,6 +14,9 @@ from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import EnvironmentLost
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.events import Late, Verb
+from stoker.seams.faultpoints import declare, reach
+
+EVENT_BEFORE = declare("coordinator.event.before", "the ledger has told of an action")
 
 
 class EventRouter:
@@ -25,6 +28,7 @@ class EventRouter:
 
     def apply(self, event: LedgerEvent) -> None:
         """Apply one event."""
+        reach(EVENT_BEFORE)
         if event.kind is LedgerEventKind.REQUEUED:
             self._flow.parts.figures.retried(event.detail)
             return

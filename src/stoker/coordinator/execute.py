@@ -52,6 +52,10 @@ from stoker.rollout.hosts import HostProcess
 from stoker.rollout.messages import Loaded
 from stoker.seams.clock import Clock, SystemClock
 from stoker.seams.entropy import fresh_id
+from stoker.seams.faultpoints import declare, reach
+
+RECORDED = declare("coordinator.recorded", "the run has its record; no ledger has been asked")
+ATTACHED = declare("coordinator.attached", "the run is ours; nothing was read or admitted")
 
 _OBSERVE_SECONDS = 0.25
 _STATUS_EVERY = 4
@@ -192,6 +196,7 @@ class _Execution:
     ) -> Coordinator:
         settings = self._settings
         attached = await ledger.attach(Attach(run_id=plan.run_id, incarnation=fresh_id("crd_")))
+        reach(ATTACHED)
         artifacts = ArtifactStore(run.artifacts)
         appender = Appender(ledger, plan.run_id, attached.fence)
         self._stack.push_async_callback(appender.close)
@@ -282,6 +287,7 @@ class _Execution:
             )
         run.write_record(fresh)
         run.settings.write_bytes(self._settings.model_dump_json(indent=1).encode())
+        reach(RECORDED)
         return fresh
 
     def _record(self, run: RunDirectory, inputs: _Inputs, loaded: Loaded) -> RunRecord:

@@ -45,6 +45,12 @@ from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.rollout.arguments import BoxArguments
 from stoker.rollout.messages import Deliver, HostCall, RecordedTurn, Turn
 from stoker.seams.clock import Clock
+from stoker.seams.faultpoints import declare, reach
+
+DELIVER_BEFORE = declare("coordinator.deliver.before", "a result is about to go to its program")
+DELIVER_AFTER = declare("coordinator.deliver.after", "a program has a result; its turn is to come")
+TURNED = declare("coordinator.turned", "a turn has come back and nothing of it is queued")
+FINISHED = declare("coordinator.finished", "an outcome is queued and not yet committed")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -141,6 +147,7 @@ class Flow:
         rollout.in_turn = True
         result.at = self.parts.clock.now().wall
         content = None if result.value is None else self.parts.artifacts.get(result.value)
+        reach(DELIVER_BEFORE)
         self.hosts.deliver(
             rollout,
             Deliver(
@@ -151,6 +158,7 @@ class Flow:
                 at=result.at,
             ),
         )
+        reach(DELIVER_AFTER)
 
     def drop(self, rollout: ActiveRollout, path: CallPath, spent: tuple[ActionId, ...]) -> None:
         """Record and acknowledge a result that no scope waits for."""
@@ -169,6 +177,7 @@ class Flow:
             if turn.outcome is None and not turn.calls:
                 self._deliver_next(rollout)
                 return
+        reach(TURNED)
         self._journal_turn(rollout, turn)
         if not rollout.finished:
             self._deliver_next(rollout)
@@ -383,6 +392,7 @@ class Flow:
             acknowledges=(*acknowledges, *waiting),
             finished=True,
         )
+        reach(FINISHED)
         self._let_go(rollout)
         self.owner.finished(rollout, outcome)
 
