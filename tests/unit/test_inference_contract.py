@@ -149,16 +149,22 @@ def test_ids_of_a_whole_prompt_are_taken_as_they_are(make: Make) -> None:
 
 
 @each_model
-def test_cancelled_calls_leave_nothing_running(make: Make) -> None:
+@pytest.mark.parametrize("at", [0.0, 2.5, 40.0])
+@pytest.mark.parametrize("turns", range(8))
+def test_a_cancel_at_any_point_leaves_nothing_running(make: Make, at: float, turns: int) -> None:
     async def main() -> None:
-        model = make(FunctionPolicy("test", lambda _: "x" * 100))
-        tasks = [asyncio.create_task(model.generate(0, request(f"rol_{n}"))) for n in range(3)]
-        await asyncio.sleep(2.5)
-        for task in tasks:
+        model = make(FunctionPolicy("test", lambda _: "x" * 20))
+        tasks = [asyncio.create_task(model.generate(0, request(f"rol_{n}"))) for n in range(6)]
+        await asyncio.sleep(at)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in tasks[1:]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        assert not tasks[0].cancelled()
         assert model.load(0).running == 0
         assert model.load(0).kv_used_share == 0
+        await model.generate(0, request("rol_after"))
         await model.close()
 
     run_virtual(main())

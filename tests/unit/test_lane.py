@@ -277,6 +277,23 @@ def test_a_server_that_is_merely_full_is_back_with_its_next_answer() -> None:
     run_virtual(main())
 
 
+def test_one_hung_probe_does_not_keep_a_recovered_replica_away() -> None:
+    async def main() -> None:
+        model = HandModel(windows=(4,))
+        hung = asyncio.get_running_loop().create_future()
+        replies = [*(ModelUnavailable("down") for _ in range(3)), hung]
+        model.behave = lambda *_: replies.pop(0) if replies else 1.0
+        lane = lane_over(model, retries=9, retry_delay=0.01, call_timeout=600)
+        tasks = [_start(lane, f"r{n}") for n in range(20)]
+        await asyncio.wait(tasks, timeout=60)
+        assert sum(task.done() for task in tasks) == 19
+        assert lane.figures().healthy == 1
+        hung.set_result(None)
+        await asyncio.gather(*tasks)
+
+    run_virtual(main())
+
+
 def test_calls_that_wait_while_no_replica_is_well_are_given_up() -> None:
     async def main() -> None:
         model = HandModel(windows=(2,))

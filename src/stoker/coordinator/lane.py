@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from stoker.config.tree import LaneSettings
 from stoker.coordinator.lane_figures import LaneFigures, LaneMeter, LaneState, LaneTotals, share
-from stoker.coordinator.lane_replica import Health, LaneReplica
+from stoker.coordinator.lane_replica import PROBE_SECONDS, Health, LaneReplica
 from stoker.coordinator.ready_set import ReadyCall, ReadySet
 from stoker.errors import ModelUnavailable
 from stoker.inference.base import DeviceLoad, Model
@@ -189,7 +189,6 @@ class Lane:
         began = self._settle()
         self._granted -= 1
         self._running += 1
-        replica.running += 1
         try:
             generation = await self._bounded(replica, request)
         except ModelUnavailable:
@@ -203,7 +202,6 @@ class Lane:
         finally:
             self._settle()
             self._running -= 1
-            replica.running -= 1
             replica.held -= 1
             self._settle()
 
@@ -228,7 +226,8 @@ class Lane:
         rest = replica.failed()
         if rest is None:
             return
-        asyncio.get_running_loop().call_later(self._jitter(rest), self._rested, replica)
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._jitter(rest), self._rested, replica, replica.spell)
         if any(one.health is Health.HEALTHY for one in self._replicas.values()):
             return
         if self._ill_since is None:
@@ -241,9 +240,20 @@ class Lane:
         self._ill_since = None
         return now
 
-    def _rested(self, replica: LaneReplica) -> None:
+    def _rested(self, replica: LaneReplica, spell: int) -> None:
         self._settle()
-        replica.rested()
+        if replica.rested(spell):
+            self._probe_later(replica, spell)
+        self._settle()
+
+    def _probe_later(self, replica: LaneReplica, spell: int) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._jitter(PROBE_SECONDS), self._probe_more, replica, spell)
+
+    def _probe_more(self, replica: LaneReplica, spell: int) -> None:
+        self._settle()
+        if replica.probe_more(spell):
+            self._probe_later(replica, spell)
         self._settle()
 
     def _give_up_hopeless(self, now: float, ill_since: float) -> None:

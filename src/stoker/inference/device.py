@@ -108,7 +108,8 @@ class Device:
         return self._window / (self._a + self._c * self._window)
 
     def submit(self, call: DeviceCall, now: float) -> None:
-        """Queue ``call``; the caller has advanced to ``now``."""
+        """Queue ``call``, which must fit in memory alone; the caller has advanced to ``now``."""
+        assert not self._kv or call.prompt_tokens + call.sample_tokens <= self._kv
         self._accrue(now)
         self._waiting.append(call)
         self._interrupt(now)

@@ -169,10 +169,10 @@ class SimModel:
             steps = self._profile.tokens_per_turn
         if self._profile.kv_tokens is not None:
             steps = min(steps, self._profile.kv_tokens - prompt_tokens)
-        if halved:
-            steps = max(1, steps // 2)
         if steps <= 0:
             return
+        if halved:
+            steps = max(1, steps // 2)
         prompt = sampled.prompt.tobytes()
         call = DeviceCall(
             owner=request.rollout_id,
