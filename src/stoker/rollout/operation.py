@@ -31,7 +31,7 @@ class Operation(Generic[T]):
         self.trampoline = trampoline
         self.origin = caller()
         self._awaited = False
-        trampoline.unawaited[id(self)] = self
+        trampoline.unawaited.append(self)
 
     def __await__(self) -> Generator["Operation[Any]", Any, T]:
         """Hand the operation to the trampoline and return its result."""
@@ -49,7 +49,8 @@ class Operation(Generic[T]):
 
     def adopt(self) -> None:
         """Count as used: something will await it."""
-        self.trampoline.unawaited.pop(id(self), None)
+        if self in self.trampoline.unawaited:
+            self.trampoline.unawaited.remove(self)
 
     def discard(self) -> None:
         """Let go of it without awaiting it."""

@@ -13,6 +13,7 @@ LIBRARIES = frozenset(
     {"asyncio", "anyio", "sniffio", "httpx", "httpcore", "aiohttp", "types", "contextlib"}
 )
 """Packages whose frames are not where a program stands."""
+_FOREIGN: dict[CodeType, bool] = {}
 
 
 def library(frame: FrameType) -> str | None:
@@ -53,7 +54,12 @@ def standing(coroutine: object) -> str:
 
 
 def _foreign(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_ROOM) or library(frame) is not None
+    """Whether ``frame`` is ours or a library's; asked at every verb, hence remembered by code."""
+    known = _FOREIGN.get(frame.f_code)
+    if known is None:
+        ours = frame.f_code.co_filename.startswith(_ROOM)
+        known = _FOREIGN[frame.f_code] = ours or library(frame) is not None
+    return known
 
 
 def raised_at(trace: TracebackType | None, file: str) -> str:

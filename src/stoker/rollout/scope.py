@@ -56,6 +56,7 @@ class Scope:
         "context",
         "coroutine",
         "count",
+        "done",
         "index",
         "join",
         "path",
@@ -84,6 +85,7 @@ class Scope:
         self.waiting: VerbOperation[Any] | Join | None = None
         self.resume: tuple[Any, BaseException | None] | None = None
         """What it is resumed with, while it is ready."""
+        self.done = False
         self.cancelled = False
         """It was told to end; told once, so that its cleanup may await verbs."""
         self.randomness: RolloutRandom | None = None

@@ -8,6 +8,7 @@ from stoker.errors import StokerError, VerbMisused
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import CallPath, RolloutId
 from stoker.rollout.messages import HostCall, ProgramOutcome, Turn
+from stoker.rollout.tree import Tree
 
 TURN_BYTES_MAX = 48 * 1024 * 1024
 """Arguments of all calls of one turn together; a turn is one frame."""
@@ -16,17 +17,19 @@ TURN_BYTES_MAX = 48 * 1024 * 1024
 class TurnLog:
     """Calls, withdrawals, taints and recoveries of the current turn."""
 
-    __slots__ = ("_bytes", "_told", "calls", "recovered", "taints", "withdrawn")
+    __slots__ = ("_bytes", "_told", "_withdrawn_before", "calls", "recovered", "taints")
 
     def __init__(self) -> None:
         self.taints: dict[str, FaultRecord] = {}
         """Faults met here and not recovered from, by code."""
-        self.begin()
+        self._withdrawn_before = 0
+        self.begin(None)
 
-    def begin(self) -> None:
+    def begin(self, tree: Tree | None) -> None:
         """Begin the next turn."""
         self.calls: list[HostCall] = []
-        self.withdrawn: list[CallPath] = []
+        if tree is not None:
+            self._withdrawn_before = tree.withdrawn_count
         self.recovered: list[str] = []
         self._told = frozenset(self.taints)
         self._bytes = 0
@@ -56,13 +59,17 @@ class TurnLog:
         if code not in self.recovered:
             self.recovered.append(code)
 
-    def turn(self, rollout_id: RolloutId, outcome: ProgramOutcome | None) -> Turn:
+    def withdrawn(self, tree: Tree) -> tuple[CallPath, ...]:
+        """Return the calls withdrawn in this turn."""
+        return tree.withdrawn_since(self._withdrawn_before)
+
+    def turn(self, rollout_id: RolloutId, outcome: ProgramOutcome | None, tree: Tree) -> Turn:
         """Return the turn to report."""
         new = (fault for code, fault in self.taints.items() if code not in self._told)
         return Turn(
             rollout_id=rollout_id,
             calls=tuple(self.calls),
-            withdrawn=tuple(self.withdrawn),
+            withdrawn=self.withdrawn(tree),
             outcome=outcome,
             tainted=next(new, None),
             recovered=tuple(self.recovered),
