@@ -16,6 +16,7 @@ from stoker.config import keys
 from stoker.config.load import load_settings
 from stoker.config.show import meaning, rows, value_text
 from stoker.observe.catalogue import LOG_EVENTS, METRICS
+from stoker.worker.log import EVENTS as WORKER_EVENTS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 MADE = "<!-- Made by tools/reference.py from the code; do not edit. -->"
@@ -84,9 +85,14 @@ def metrics() -> Iterator[str]:
     for metric in METRICS:
         labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
         yield f"| `{metric.name}` | {metric.kind} | {labels} | {metric.help} | {metric.where} |"
-    yield from ("", "## Log events", "", "| event | what it says |", "| --- | --- |")
-    for name, says in LOG_EVENTS.items():
-        yield f"| `{name}` | {says} |"
+    for title, log_events in (
+        ("`logs/coordinator.log`", LOG_EVENTS),
+        ("`logs/worker-NAME.log`", WORKER_EVENTS),
+    ):
+        yield from ("", f"## Log events of {title}", "")
+        yield from ("| event | what it says |", "| --- | --- |")
+        for name, says in log_events.items():
+            yield f"| `{name}` | {says.replace('``', '`')} |"
 
 
 def error_codes() -> Iterator[str]:

@@ -7,7 +7,9 @@ from urllib.parse import urlsplit
 
 from support.source import ROOT, broken, tracked_texts
 
-MACHINE_PATHS = re.compile(r"(?<![\w.])/(?:work/|root/\.|home/(?!user\b|you\b|me\b)[a-z]\w*/)")
+MACHINE_PATHS = re.compile(
+    r"(?<![\w.])/(?:work/|root/\.(?:pyenv|cache|local|venv)|home/(?!user\b|you\b|me\b)[a-z]\w*/)"
+)
 REGISTRY_HOSTS = re.compile(
     r"https?://[^/\s\"']*(?:artifactory|nexus|devpi|verdaccio|mirror|proxy|\.internal|\.corp)\b",
     re.IGNORECASE,

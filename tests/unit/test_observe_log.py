@@ -44,11 +44,11 @@ def test_the_canonical_line_always_has_the_same_keys(tmp_path: Path) -> None:
 
 def test_levels_and_names(tmp_path: Path) -> None:
     log = open_log(tmp_path / "run.jsonl", level="warning")
-    log.event("host_started", host=1)
-    log.event("host_lost", level="warning", host=1)
+    log.event("run_started", run="run_1")
+    log.event("run_ended", level="warning", run="run_1")
     with pytest.raises(AssertionError, match="catalogue"):
         log.event("something_else")
-    assert [entry["event"] for entry in read(tmp_path / "run.jsonl")] == ["host_lost"]
+    assert [entry["event"] for entry in read(tmp_path / "run.jsonl")] == ["run_ended"]
     log.close()
 
 

@@ -262,18 +262,6 @@ LOG_EVENTS: dict[str, str] = {
     "run_started": "A coordinator has attached to a run.",
     "run_ended": "A coordinator lets go of a run; says whether work is left.",
     ROLLOUT_FINISHED: "The canonical line of one rollout: everything about how it went.",
-    "host_started": "A program host is ready.",
-    "host_lost": "A program host was ended or died; its rollouts are replayed elsewhere.",
-    "program_stuck": "A program held its host; names program and line.",
-    "worker_started": "A local worker process was started.",
-    "worker_lost": "A worker stopped answering; its leases end.",
-    "action_requeued": "An action's lease was lost or released.",
-    "late_result": "A result came under a stale fence.",
-    "fault": "A fault was recorded against a rollout.",
-    "ledger_started": "The owner process of the ledger is ready.",
-    "ledger_lost": "The owner process went away; it is started again.",
-    "box_swept": "A box a dead worker left was removed.",
-    "admission_changed": "Admission raised or lowered its target.",
-    "bug": "Something that cannot happen did; please report it.",
+    "admission_changed": "Admission raised or lowered its target, and why.",
 }
-"""Event name → what it says. A log line has one of these names."""
+"""Event name → what it says, of the coordinator's log; the workers' are in ``worker.log``."""
