@@ -48,6 +48,9 @@ class Boxes:
         self._unswept = 0
         self._teardowns: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(TEARDOWNS_MAX)
+        self.reserve_memory_bytes = 0
+        """Memory the boxes together leave to the rest of the host."""
+        self.memory_available: Callable[[], int | None] = lambda: None
 
     @property
     def alive(self) -> int:
@@ -58,6 +61,13 @@ class Boxes:
     def leaked(self) -> int:
         """Boxes that could not be removed, ours or a dead incarnation's."""
         return len(self._stuck) + self._unswept
+
+    def has_room(self) -> bool:
+        """Return whether work for more boxes should be taken on now; one box is always allowed."""
+        if not self.alive or not self.reserve_memory_bytes:
+            return True
+        available = self.memory_available()
+        return available is None or available >= self.reserve_memory_bytes
 
     async def backend(self, policy: ExecutionPolicy) -> Chosen:
         """Return the backend for ``policy``.

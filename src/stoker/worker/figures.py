@@ -54,6 +54,8 @@ class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Environments held."""
     faults: dict[str, int] = {}
     """Completions with a fault, by ``side:code``."""
+    memory_short: bool = False
+    """No more work is taken on: the reserve of memory is reached."""
     stale: int = 0
     """Results whose lease was no longer ours."""
     fenced: int = 0

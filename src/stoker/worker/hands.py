@@ -85,8 +85,10 @@ class Hands:
 
     def give_back(self, lease: Lease, worker_id: WorkerId) -> None:
         """Return a lease at once, without beginning."""
-        self.take(lease, worker_id)
-        self._jobs[lease.action.action_id, lease.fence].stop(StopReason.RELEASE)
+        key = (lease.action.action_id, lease.fence)
+        if key not in self._jobs:  # else the ledger repeats itself, and the job goes on
+            self.take(lease, worker_id)
+            self._jobs[key].stop(StopReason.RELEASE)
 
     def revoke(self, action_ids: Iterable[ActionId]) -> None:
         """Stop what the ledger has taken away; it is told when each has been let go."""

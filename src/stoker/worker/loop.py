@@ -39,6 +39,10 @@ from .reports import RETRY_SECONDS, Reports
 POLL_SECONDS = 5.0
 """Longest long poll; work and revocations end one at once."""
 STATUS_SECONDS = 1.0
+_ROOM_SECONDS = 0.25
+"""Between two looks at the host's memory while it is short."""
+_EMPTY_SECONDS = 0.05
+"""Pause after a poll that was answered with nothing before its time: it must not spin."""
 _FLUSH_SECONDS = 0.25
 """What a process that was stopped gives to work that ended meanwhile, to be read and handed in."""
 
@@ -110,6 +114,7 @@ class Worker:
             boxes_swept=meters.swept,
             environments=len(self._environments),
             faults=dict(meters.faults),
+            memory_short=not self._boxes.has_room(),
             stale=meters.stale,
             fenced=meters.fenced,
         )
@@ -204,8 +209,10 @@ class Worker:
         while not self._draining.is_set():
             if meter.free == 0 or self._fencing or self._hands.alone:
                 await self._change()
-                continue
-            await self._poll({name: meter.free})
+            elif not self._boxes.has_room():
+                await asyncio.sleep(_ROOM_SECONDS)
+            else:
+                await self._poll({name: meter.free})
 
     async def _revocations(self) -> None:
         """Keep a poll open that asks for nothing, so that a cancel arrives while slots are full."""
@@ -239,6 +246,8 @@ class Worker:
         if reply.leases:
             reach(LEASED)
             self._take(reply.leases, worker_id)
+        elif self._clock.monotonic() - sent_at < self._poll_seconds / 2 and not reply.revoked:
+            await asyncio.sleep(_EMPTY_SECONDS)
 
     @property
     def _poll_seconds(self) -> float:

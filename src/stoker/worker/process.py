@@ -2,9 +2,11 @@
 
 import os
 from contextlib import suppress
+from pathlib import Path
 
 from stoker.seams import faultpoints
 
+_MEMINFO = Path("/proc/meminfo")
 NICENESS = 5
 """Of boxes, where cores are reserved: coordinator, ledger and worker stay at 0 and go first."""
 
@@ -23,6 +25,15 @@ def yield_cores(maker_pid: int) -> None:
     with suppress(OSError):
         mine = os.getpriority(os.PRIO_PROCESS, 0)
         os.setpriority(os.PRIO_PROCESS, maker_pid, max(NICENESS, mine))
+
+
+def memory_available() -> int | None:
+    """Return how many bytes the host can still give without swapping, where it says so."""
+    with suppress(OSError, ValueError), _MEMINFO.open(encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    return None
 
 
 def cores() -> int:

@@ -26,7 +26,7 @@ from .hands import Hands
 from .home import WorkerHome
 from .loop import Worker
 from .metrics import WorkerMetrics
-from .process import cores, yield_cores
+from .process import cores, memory_available, yield_cores
 from .reports import Reports
 from .tools import Tools
 
@@ -80,6 +80,8 @@ class Service:
 
         self._reserve = lambda: yield_cores(host.maker().pid)
         boxes = Boxes(choose, self._log)
+        boxes.reserve_memory_bytes = self._settings.workers.reserve_memory
+        boxes.memory_available = memory_available
         policies, meters = await self._classes(boxes)
         meters.swept = await self._sweep(boxes)
         reach(SWEPT)
