@@ -194,7 +194,7 @@ def test_adaptive_admission_finds_enough_rollouts_to_fill_the_lane(seed: int) ->
         reached: list[float] = []
         before = lane.totals()
         for _ in range(300):
-            while admission.may_admit(len(active), 0, 0) is None:
+            while admission.may_admit(len(active), boxes_reserved=0, boxes_needed=0) is None:
                 number += 1
                 task = asyncio.create_task(rollout(number))
                 active.add(task)

@@ -143,12 +143,15 @@ def test_lowering_ends_at_one() -> None:
 
 def test_a30_boxes_are_reserved_before_a_rollout_starts() -> None:
     admission, _ = _admission(active_start=10, boxes_max=4)
-    assert admission.may_admit(0, 0, 2) is None
-    assert admission.may_admit(1, 2, 2) is None
-    held = admission.may_admit(2, 4, 2)
+    assert admission.may_admit(0, boxes_reserved=0, boxes_needed=2) is None
+    assert admission.may_admit(1, boxes_reserved=2, boxes_needed=2) is None
+    held = admission.may_admit(2, boxes_reserved=4, boxes_needed=2)
     assert held == "4 of 4 boxes are reserved and it needs 2 (admission.boxes_max)"
-    assert admission.may_admit(3, 4, 0) is None
-    assert admission.may_admit(10, 0, 0) == "10 rollouts are active and the target is 10"
+    assert admission.may_admit(3, boxes_reserved=4, boxes_needed=0) is None
+    assert (
+        admission.may_admit(10, boxes_reserved=0, boxes_needed=0)
+        == "10 rollouts are active and the target is 10"
+    )
 
 
 def test_a_rollout_that_could_never_start_is_refused_at_once() -> None:

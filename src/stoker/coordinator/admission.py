@@ -118,7 +118,7 @@ class Admission:
             return None
         return self._raise(now, sample)
 
-    def may_admit(self, active: int, boxes_reserved: int, boxes_needed: int) -> str | None:
+    def may_admit(self, active: int, *, boxes_reserved: int, boxes_needed: int) -> str | None:
         """Return why one more rollout that needs ``boxes_needed`` is held, or ``None``."""
         if active >= self._target:
             return f"{active} rollouts are active and the target is {self._target}"

@@ -28,8 +28,7 @@ class Appender:
         self._fence = fence
         self._queue: list[tuple[Append, asyncio.Future[AppendReply]]] = []
         self._wake = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._latest: asyncio.Future[AppendReply] | None = None
         self.failure: asyncio.Future[StokerError] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name="appender")
 
@@ -44,20 +43,20 @@ class Appender:
             future.set_exception(self.failure.result())
             return future
         self._queue.append((append, future))
-        self._idle.clear()
+        self._latest = future
         self._wake.set()
         return future
 
     async def flush(self) -> None:
-        """Return once everything queued so far is committed.
+        """Return once everything queued so far is committed; what is queued later is not waited
+        for, so that a busy run holds nobody up.
 
         Raises:
             StokerError: the appender has failed.
-        """
-        idle = asyncio.ensure_future(self._idle.wait())
-        either: set[asyncio.Future[Any]] = {idle, self.failure}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        idle.cancel()
+        """  # noqa: D205 - one thought
+        if self._latest is not None:
+            either: set[asyncio.Future[Any]] = {self._latest, self.failure}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self.failure.done():
             raise self.failure.result()
 
@@ -78,7 +77,6 @@ class Appender:
                 except StokerError as error:
                     self._fail(error, batch)
                     return
-            self._idle.set()
 
     async def _send(self, batch: list[tuple[Append, asyncio.Future[AppendReply]]]) -> None:
         reach(APPEND_BEFORE)

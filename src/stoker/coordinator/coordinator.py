@@ -157,7 +157,9 @@ class Coordinator:
     def _admit_some(self) -> None:
         boxes = self.parts.plan.loaded.boxes
         while self._next is not None:
-            held = self.parts.admission.may_admit(len(self.flow.active), self.boxes_reserved, boxes)
+            held = self.parts.admission.may_admit(
+                len(self.flow.active), boxes_reserved=self.boxes_reserved, boxes_needed=boxes
+            )
             if held is not None:
                 return
             task, index = self._next

@@ -12,7 +12,7 @@ import msgspec
 from stoker.coordinator.calls import Call
 from stoker.coordinator.lane import Lane
 from stoker.coordinator.rollouts import ActiveRollout, Result
-from stoker.errors import InternalError, ModelUnavailable
+from stoker.errors import InternalError, StokerError
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.events import Verb
 from stoker.model.generation import GenerateArguments, GenerateRequest, Generation
@@ -70,7 +70,7 @@ class Dispatcher:
         )
         try:
             generation = await self._lane.generate(request, (rollout.order,))
-        except ModelUnavailable as error:
+        except StokerError as error:
             self._arrived(rollout, Result(path=call.path, fault=error.record()))
             return
         except Exception as error:  # noqa: BLE001 - boundary: a backend's bug is one rollout's fault, not the run's

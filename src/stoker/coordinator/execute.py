@@ -139,10 +139,15 @@ class _Execution:
     async def _prepared(
         self, run: RunDirectory, inputs: _Inputs, record: RunRecord | None, log: Log
     ) -> RunReport:
-        pool = HostPool(self._spawner(run), self._settings.program.hosts)
+        pool = HostPool(
+            self._spawner(run),
+            self._settings.program.hosts,
+            stuck_seconds=self._settings.program.stuck,
+            clock=self._clock,
+        )
         self._stack.push_async_callback(pool.close)
         loaded = await pool.start()
-        _check_boxes(loaded, self._settings)
+        Admission(self._settings.admission, self._clock).require_fit(loaded.boxes)
         record = self._settle_record(run, inputs, loaded, record)
         workers = LocalWorkers(run, self._settings.workers.count, self._clock)
         self._stack.push_async_callback(workers.stop)
@@ -409,14 +414,6 @@ async def _end_owner(directory: Path) -> None:
         if owner_pid(directory) != pid:
             return
         await asyncio.sleep(_OWNER_SECONDS / _OWNER_LOOKS)
-
-
-def _check_boxes(loaded: Loaded, settings: Settings) -> None:
-    if loaded.boxes > settings.admission.boxes_max:
-        raise ConfigInvalid(
-            f"the program needs {loaded.boxes} boxes a rollout and admission.boxes_max is "
-            f"{settings.admission.boxes_max}; nothing was started; raise it"
-        )
 
 
 def _differences(old: RunRecord, new: RunRecord) -> list[str]:

@@ -2,8 +2,12 @@
 
 A host that a program holds past the bound is ended: the innocent are replayed on other hosts, the
 program that held it goes on in *quarantine*, a host of its own, where it can harm nobody; its
-rollout's timeout ends it there. A host that dies is replaced; rollouts that were inside a turn are
-suspects, and one that takes down its host again and again fails.
+rollout's timeout ends it there. A host that says nothing at all while it owes turns (stopped, or
+its interpreter lock is held, so that its own watchdog cannot speak) counts as dead.
+
+A host that dies is replaced. It works through its messages in order, so the suspects are the
+rollout whose turn it owed longest and those whose ``ctx.local`` functions ran in it; one that takes
+down its host again and again fails. Nobody else is blamed.
 """
 
 import asyncio
@@ -15,6 +19,7 @@ import msgspec
 
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.errors import HostLost, ProgramInvalid, WireViolation
+from stoker.model.events import Verb
 from stoker.model.ids import RolloutId
 from stoker.rollout.messages import (
     Deliver,
@@ -29,9 +34,21 @@ from stoker.rollout.messages import (
     Stuck,
     Turn,
 )
+from stoker.seams.clock import Clock
 
 STRIKES_MAX = 4
 """A rollout that ended this many hosts is given up."""
+_UNLOADED_MAX = 4
+"""So many hosts in a row that end before they have loaded the program end the run."""
+_UNLOADED_SECONDS = 0.1
+"""Before the first of them is replaced; doubles."""
+_SILENT_FACTOR = 2.0
+"""A host that owes a turn may be silent for so many times the bound its watchdog keeps."""
+_SILENT_SECONDS_MIN = 1.0
+_LOADING_SECONDS = 90.0
+"""As above, while it loads the program; its own watchdog speaks up after 60."""
+_LOOKS = 8
+"""Looks at a host within the time it may be silent."""
 
 
 class HostLink(Protocol):
@@ -86,11 +103,19 @@ class _Slot:
     link: HostLink | None = None
     backlog: list[msgspec.Struct] = field(default_factory=list)
     rollouts: dict[RolloutId, ActiveRollout] = field(default_factory=dict)
+    owed: dict[RolloutId, None] = field(default_factory=dict)
+    """Rollouts whose turn has not come, in the order in which the host gets to them."""
+    silent_seconds: float = 0.0
+    """For how long it has owed a turn and said nothing, while we were able to hear."""
     loaded: bool = False
     stuck: bool = False
+    """A program holds it and is known: nobody else is to blame for its end."""
+    ending: bool = False
     task: asyncio.Task[None] | None = None
 
-    def send(self, message: msgspec.Struct) -> None:
+    def send(self, message: StartRollout | Deliver | Evict) -> None:
+        if not isinstance(message, Evict):
+            self.owed[message.rollout_id] = None
         if self.link is None:
             self.backlog.append(message)
         else:
@@ -104,9 +129,17 @@ class HostPool:
         self,
         spawn: Callable[[int], Awaitable[HostLink]],
         count: int,
+        *,
+        stuck_seconds: float,
+        clock: Clock,
     ) -> None:
         self._spawn = spawn
         self._count = count
+        self._silent_max = max(_SILENT_SECONDS_MIN, stuck_seconds * _SILENT_FACTOR)
+        self._clock = clock
+        self._unloaded = 0
+        """Hosts in a row that ended before they had loaded the program."""
+        self._listening: asyncio.Task[None] | None = None
         self.listener: PoolListener
         """Set before the first rollout is placed."""
         self._slots: dict[int, _Slot] = {}
@@ -122,6 +155,7 @@ class HostPool:
         """
         for _ in range(self._count):
             self._open(quarantine=False)
+        self._listening = asyncio.create_task(self._listen(), name="silent hosts")
         return await self.first_loaded
 
     # --- rollouts ----------------------------------------------------------------------------
@@ -174,6 +208,7 @@ class HostPool:
         """End every host."""
         self._closing = True
         tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
+        tasks += [] if self._listening is None else [self._listening]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -181,19 +216,41 @@ class HostPool:
 
     # --- hosts -------------------------------------------------------------------------------
 
-    def _open(self, *, quarantine: bool) -> _Slot:
+    def _open(self, *, quarantine: bool, after_seconds: float = 0.0) -> _Slot:
         slot = _Slot(number=self._next, quarantine=quarantine)
         self._next += 1
         self._slots[slot.number] = slot
-        slot.task = asyncio.create_task(self._serve(slot), name=f"host {slot.number}")
+        serving = self._serve(slot, after_seconds)
+        slot.task = asyncio.create_task(serving, name=f"host {slot.number}")
         return slot
 
     def _end(self, slot: _Slot) -> None:
-        if slot.task is not None:
+        if slot.task is not None and not slot.ending:
+            slot.ending = True  # a second cancellation would cut its cleanup short
             slot.task.cancel()
 
-    async def _serve(self, slot: _Slot) -> None:
+    async def _listen(self) -> None:
+        """End hosts that owe a turn and say nothing.
+
+        Only time in which this process ran counts: a coordinator that was stopped, or whose loop
+        was busy, has heard nobody and must not take that for their silence.
+        """
+        pause = self._silent_max / _LOOKS
+        before = self._clock.monotonic()
+        while True:
+            await asyncio.sleep(pause)
+            now = self._clock.monotonic()
+            passed, before = min(now - before, 2 * pause), now
+            for slot in list(self._slots.values()):
+                if slot.quarantine or (slot.loaded and not slot.owed):
+                    continue  # the one harms nobody, the other owes nothing
+                slot.silent_seconds += passed
+                if slot.silent_seconds >= (self._silent_max if slot.loaded else _LOADING_SECONDS):
+                    self._end(slot)
+
+    async def _serve(self, slot: _Slot, after_seconds: float) -> None:
         try:
+            await asyncio.sleep(after_seconds)
             slot.link = await self._spawn(slot.number)
             for message in slot.backlog:
                 slot.link.send(message)
@@ -212,17 +269,23 @@ class HostPool:
             self._gone(slot)
 
     def _heard(self, slot: _Slot, message: FromHost) -> None:
+        slot.silent_seconds = 0.0
         if isinstance(message, Loaded):
             slot.loaded = True
+            self._unloaded = 0
             if not self.first_loaded.done():
                 self.first_loaded.set_result(message)
             return
         if isinstance(message, LoadFailed):
             self._broke(ProgramInvalid(message.message))
             return
+        if isinstance(message, Turn | Differed):
+            slot.owed.pop(message.rollout_id, None)
         rollout = slot.rollouts.get(message.rollout_id)
         if rollout is None:
-            return  # evicted while its message was on the way
+            # Evicted while its message was on the way; what holds the host must go all the same.
+            slot.stuck = isinstance(message, Stuck)
+            return
         match message:
             case Turn():
                 self.listener.turned(rollout, message)
@@ -245,23 +308,47 @@ class HostPool:
         rollouts = list(slot.rollouts.values())
         if self._closing:
             return
-        if not slot.quarantine:
-            if not slot.loaded:
-                self._broke(HostLost("a program host ended before it had loaded the program"))
-                return
-            self._open(quarantine=False)
+        if not slot.quarantine and not self._replace(slot):
+            return
+        suspects = [] if slot.stuck else _suspects(slot)
         for rollout in rollouts:
             rollout.host = None
-            if rollout.in_turn and not rollout.quarantined and not slot.stuck:
+            if rollout in suspects:
                 rollout.strikes += 1
                 rollout.quarantined = rollout.strikes > 1
-            elif rollout.quarantined and not slot.stuck:
-                rollout.strikes += 1
         if rollouts:
             self.listener.hostless(rollouts)
+
+    def _replace(self, slot: _Slot) -> bool:
+        """Open a host in the place of ``slot``; ``False``: there is no use in it."""
+        after_seconds = 0.0
+        if not slot.loaded:
+            after_seconds = _UNLOADED_SECONDS * 2**self._unloaded
+            self._unloaded += 1
+        if self._unloaded >= _UNLOADED_MAX:
+            self._broke(
+                HostLost(
+                    f"{self._unloaded} program hosts in a row ended before they had loaded the "
+                    "program; the run can be resumed; the logs of its hosts say more"
+                )
+            )
+            return False
+        self._open(quarantine=False, after_seconds=after_seconds)
+        return True
 
     def _broke(self, error: Exception) -> None:
         if not self.first_loaded.done():
             self.first_loaded.set_exception(error)
         else:
             self.listener.broke(error)
+
+
+def _suspects(slot: _Slot) -> list[ActiveRollout]:
+    """Return who may have ended the host: see the module."""
+    working = next(iter(slot.owed), None)
+    return [
+        rollout
+        for rollout in slot.rollouts.values()
+        if rollout.rollout_id == working
+        or any(call.verb is Verb.LOCAL for call in rollout.calls.values())
+    ]

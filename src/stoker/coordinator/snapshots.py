@@ -91,6 +91,7 @@ class Snapshots:
         metrics.total(catalogue.LANE_ACTIVE_SECONDS, totals.active_seconds)
         metrics.total(catalogue.LANE_IDLE_WHILE_READY_SECONDS, totals.idle_while_ready_seconds)
         metrics.total(catalogue.LANE_TOKENS, totals.tokens)
+        metrics.set(catalogue.ADMISSION_TARGET, snapshot.admission_target)
         metrics.set(catalogue.LANE_RUNNING, snapshot.lane.running)
         metrics.set(catalogue.LANE_WINDOW, snapshot.lane.window)
         metrics.set(catalogue.LANE_THROUGHPUT_SHARE, snapshot.lane.throughput_share or 0.0)
