@@ -1,14 +1,14 @@
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from stoker.cli.main import main
 from stoker.model.execution import Isolation, Rung
+from stoker.sandbox import trials
 from stoker.sandbox.base import BoxOffer, Strength
+from stoker.sandbox.trials import DoctorReport, HostFact
 
 MEMORY = Strength(
     limit="memory", level="best effort", how="RLIMIT_AS", remedy="run in a delegated cgroup"
@@ -24,18 +24,17 @@ MISSING = BoxOffer(
 )  # fmt: skip
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    offers: tuple[BoxOffer, ...]
+KVM = HostFact(name="kvm", value="no /dev/kvm", ok=False, remedy="enable virtualisation")
 
 
 @pytest.fixture
 def offered(monkeypatch: pytest.MonkeyPatch) -> list[BoxOffer]:
     offers: list[BoxOffer] = []
 
-    async def try_host(state_directory: Path) -> Report:
-        return Report(offers=tuple(offers))
+    async def try_host(state_directory: Path) -> DoctorReport:
+        return DoctorReport(facts=(KVM,), offers=tuple(offers), leaked=0)
 
-    monkeypatch.setitem(sys.modules, "stoker.sandbox.trials", SimpleNamespace(try_host=try_host))
+    monkeypatch.setattr(trials, "try_host", try_host)
     return offers
 
 
@@ -60,7 +59,17 @@ def test_fix_prints_every_remedy_and_changes_nothing(
     assert main(["doctor", "--fix"]) == 0
     out = capsys.readouterr().out
     assert "memory: run in a delegated cgroup" in out
-    assert "microvm: use a host with KVM" in out
+    assert "microvm (rung process): use a host with KVM" in out
+    assert "kvm: enable virtualisation" in out
+
+
+def test_a_weaker_isolation_asks_for_nothing_while_a_stronger_one_is_there(
+    offered: list[BoxOffer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    strong = msgspec.structs.replace(GIVEN, rung=Rung.ROOT, strengths=(NETWORK,))
+    offered += [strong, GIVEN]
+    assert main(["doctor", "--fix"]) == 0
+    assert "delegated cgroup" not in capsys.readouterr().out
 
 
 def test_json_is_the_whole_report_on_stdout(

@@ -43,11 +43,17 @@ def doctor(
 
 def _show(report: "DoctorReport", *, fix: bool) -> None:
     console = answers()
+    facts = table("this host", "has")
+    for fact in report.facts:
+        facts.add_row(cell(fact.name), cell(fact.value, "green" if fact.ok else "yellow"))
+    console.print(facts, "")
     for offer in report.offers:
         console.print(_heading(offer))
         if offer.strengths:
             console.print(_strengths(offer), "")
-    remedies = _remedies(report.offers)
+    leaked = "bold red" if report.leaked else "green"
+    console.print(Text.assemble("boxes left behind: ", (str(report.leaked), leaked)))
+    remedies = _remedies(report)
     if fix:
         console.print(Text("what would fix the rest", "bold") if remedies else "nothing to fix")
         for remedy in remedies:
@@ -72,12 +78,19 @@ def _strengths(offer: BoxOffer) -> Table:
     return made
 
 
-def _remedies(offers: tuple[BoxOffer, ...]) -> list[str]:
-    found: dict[str, None] = {}
-    for offer in offers:
-        if offer.remedy and not offer.available:
-            found[f"{offer.isolation}: {offer.remedy}"] = None
-        for strength in offer.strengths:
-            if strength.remedy and strength.level != "enforced":
-                found[f"{strength.limit}: {strength.remedy}"] = None
-    return list(found)
+def _remedies(report: "DoctorReport") -> list[str]:
+    """Say what would make more available, and the strongest available one stronger."""
+    found = [f"{fact.name}: {fact.remedy}" for fact in report.facts if fact.remedy]
+    found += [
+        f"{offer.isolation} (rung {offer.rung}): {offer.remedy}"
+        for offer in report.offers
+        if offer.remedy and not offer.available
+    ]
+    strongest = next((offer for offer in report.offers if offer.available), None)
+    if strongest is not None:
+        found += [
+            f"{strength.limit}: {strength.remedy}"
+            for strength in strongest.strengths
+            if strength.remedy and strength.level != "enforced"
+        ]
+    return found
