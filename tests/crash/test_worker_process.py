@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from stoker.broker.base import LedgerEventKind
+from stoker.broker.client import owner_pid
 from stoker.model.action import Effect
 from stoker.model.completion import CompletionStatus
 from stoker.model.faults import FaultRecord
@@ -152,6 +153,38 @@ def test_b2_a_stopped_worker_comes_back_to_a_stale_result_and_a_clean_state(
         assert (run.count(action), run.count(after)) == (1, 1)
 
     play(tmp_path, scenario)
+
+
+def test_b6_the_owner_is_killed_while_external_work_runs_and_every_result_counts_once(
+    tmp_path: Path,
+) -> None:
+    async def scenario(run: Run) -> None:
+        await run.working(run.start())
+        actions = [
+            run.call(
+                "slow_append",
+                f"a{n}",
+                arguments={"path": str(run.counted), "seconds": 0.5},
+                effect=Effect.EXTERNAL,
+            )
+            for n in range(8)
+        ]
+        await run.submit(*actions)
+        for seen in (1, 3, 5):
+            await until(lambda seen=seen: run.count() >= seen)  # type: ignore[misc]
+            if (owner := owner_pid(run.directory / "ledger")) is not None:
+                os.kill(owner, signal.SIGKILL)
+        for action in actions:
+            done = await run.completion(action)
+            assert (done.status, done.attempt) == (CompletionStatus.OK, 1)
+            assert run.count(action) == 1
+        figures = run.figures()
+        assert figures is not None
+        assert figures.fenced == 0
+
+    # Long leases: the owner must be able to come back within two thirds of one, however busy
+    # the machine is.
+    play(tmp_path, scenario, lease=20.0)
 
 
 def test_b3_work_that_holds_the_interpreter_for_ten_leases_keeps_its_lease(

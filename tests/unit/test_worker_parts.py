@@ -117,7 +117,8 @@ def test_the_gate_forgets_whoever_is_cancelled_at_it() -> None:
         await settle()
         waiting = asyncio.create_task(job(alone=False))
         await settle()
-        assert gate.closed
+        before = gate.closed
+        assert before
         suspect.cancel()
         waiting.cancel()
         await asyncio.gather(suspect, waiting, return_exceptions=True)
