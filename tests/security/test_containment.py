@@ -133,7 +133,8 @@ def test_a27_other_abis_end_the_process(tmp_path: Path) -> None:
 def test_a27_clone3_says_it_does_not_exist_and_threads_work(tmp_path: Path) -> None:
     script = LIBC + (
         "call(435, ctypes.create_string_buffer(88), 88)\n"
-        "import threading\nt = threading.Thread(target=print, args=('thread',))\nt.start(); t.join()"
+        "import threading\nt = threading.Thread(target=print, args=('thread',))\n"
+        "t.start(); t.join()"
     )
     assert ran(tmp_path, "python", "-c", script).stdout.kept.split() == [b"ENOSYS", b"thread"]
 

