@@ -212,7 +212,7 @@ class Context:
 
         return VerbOperation(self._trampoline, Verb.CALL, lambda: encoded, decode)
 
-    def local(self, function: Callable[..., T], *args: Any) -> Operation[T]:  # noqa: ANN401
+    def local(self, function: Callable[..., T], *args: Any) -> Operation[T]:  # noqa: ANN401 - the function's own
         """Run any synchronous function in a thread of the program host; its result is journalled.
 
         The result comes back as msgpack would bring it (tuples as lists), now and on replay. Run

@@ -154,14 +154,14 @@ def _called_by_program(method: str) -> tuple[str, str]:
 
 
 def _refusing(name: str) -> Callable[..., Any]:
-    def method(_self: object, *arguments: object, **_options: object) -> Any:  # noqa: ANN401
+    def method(_self: object, *arguments: object, **_options: object) -> Any:  # noqa: ANN401 - any, by purpose
         raise _refuse_method(f"loop.{name}", arguments)
 
     return method
 
 
 def _refusing_task(name: str) -> Callable[..., Any]:
-    def method(_self: object, *arguments: object, **_options: object) -> Any:  # noqa: ANN401
+    def method(_self: object, *arguments: object, **_options: object) -> Any:  # noqa: ANN401 - any, by purpose
         raise _refuse_method(f"task.{name}", arguments)
 
     return method

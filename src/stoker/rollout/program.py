@@ -52,7 +52,7 @@ class Rollout:
         self.__doc__ = function.__doc__
         self._validate()
 
-    def __call__(self, ctx: Any, task: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401
+    def __call__(self, ctx: Any, task: Any) -> Coroutine[Any, Any, Any]:  # noqa: ANN401 - any, by purpose
         """Return the program's coroutine, so that one program can await another."""
         return self.function(ctx, task)
 

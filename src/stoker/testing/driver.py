@@ -258,7 +258,7 @@ class _Run:
             self._answers[question.path] = answer
 
 
-def _encoded(asked: Asked, given: Any) -> tuple[bytes | None, FaultRecord | None] | None:  # noqa: ANN401
+def _encoded(asked: Asked, given: Any) -> tuple[bytes | None, FaultRecord | None] | None:  # noqa: ANN401 - any, by purpose
     if isinstance(given, Never):
         return None
     if isinstance(given, Fire):
