@@ -1,0 +1,49 @@
+"""A store that can lose power: everything after the last synced commit is gone."""
+
+import copy
+from typing import Any
+
+from stoker.broker.store_memory import MemoryStore
+
+_TABLES = (
+    "_meta",
+    "_rows",
+    "_by_rollout",
+    "_queues",
+    "_events",
+    "_heads",
+    "_entries",
+    "_owners",
+    "_workers",
+)
+
+
+class PowerStore(MemoryStore):
+    """A memory store with a disk that holds only what was synced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._disk = self._snapshot()
+
+    def commit(self, *, sync: bool) -> None:
+        super().commit(sync=sync)
+        if sync:
+            self._disk = self._snapshot()
+
+    def lose_power(self) -> None:
+        """Forget every commit since the last sync."""
+        for name, value in self._disk.items():
+            setattr(self, name, _copied(value))
+
+    def _snapshot(self) -> dict[str, Any]:
+        return {name: _copied(getattr(self, name)) for name in _TABLES}
+
+
+def _copied(value: Any) -> Any:
+    """Copy two levels: tables and their lists; rows themselves never change."""
+    fresh = copy.copy(value)
+    if isinstance(fresh, dict):
+        for key, inner in fresh.items():
+            if isinstance(inner, list):
+                fresh[key] = list(inner)
+    return fresh
