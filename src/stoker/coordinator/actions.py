@@ -18,13 +18,14 @@ from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import Action, Effect
 from stoker.model.events import Verb
 from stoker.model.execution import Baseline
-from stoker.model.ids import CallPath, action_id, environment_id
+from stoker.model.ids import CallPath, WorkerId, action_id, environment_id
 from stoker.model.tools import OpenRequest
 from stoker.model.value import canonical_bytes
 from stoker.rollout.arguments import BoxArguments, CallArguments, EnvironmentArguments
 
+OPENING_TOOL = "environment.open"
 TOOLS = {
-    Verb.ENVIRONMENT: "environment.open",
+    Verb.ENVIRONMENT: OPENING_TOOL,
     Verb.RUN: "box.run",
     Verb.WRITE: "box.write_files",
     Verb.READ: "box.read_file",
@@ -108,6 +109,22 @@ class ActionFactory:
             generation=environment.generation,
             holder=environment.holder,
             policy_digest=self._policy_digest(settings),
+        )
+
+    def close_opened(self, opened: Action, holder: WorkerId) -> Action:
+        """Return the action that lets go of what ``opened`` opened at ``holder``."""
+        call = opened.path.partition("~")[0]
+        path = CallPath(f"{call}~close{opened.generation}")
+        return msgspec.structs.replace(
+            opened,
+            action_id=action_id(opened.rollout_id, path),
+            path=path,
+            tool="environment.close",
+            input=self._artifacts.put(b""),
+            priority=1,
+            timeout_seconds=_CLOSE_SECONDS,
+            deadline_seconds=_CLOSE_SECONDS,
+            holder=holder,
         )
 
     def environment(self, rollout: ActiveRollout, call: Call) -> Environment:

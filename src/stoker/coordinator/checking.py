@@ -13,7 +13,7 @@ from stoker.coordinator.hosts import HostLink
 from stoker.coordinator.resuming import Resumer
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import RolloutId, RunId
-from stoker.rollout.messages import Differed, Evict, FromHost, StartRollout, Turn
+from stoker.rollout.messages import Differed, Evict, FromHost, StartRollout, Stuck, Turn
 
 _QUEUE_MAX = 100
 _ID_DIGITS = 8
@@ -47,22 +47,31 @@ class Checker:
             self._wake.set()
 
     async def run(self) -> None:
-        """Check what is queued until cancelled; the host is started with the first one."""
-        await self._wake.wait()
-        link = await self._spawn(-1)
-        try:
-            messages = link.messages()
-            while True:
-                while self._queue:
-                    await self._check(link, messages, self._queue.popleft())
-                self._wake.clear()
-                await self._wake.wait()
-        finally:
-            await asyncio.shield(link.end())
+        """Check what is queued until cancelled; the host is started with the first one.
+
+        A host that dies or is held by a program is replaced; what it was checking stays unchecked.
+        """
+        while True:
+            await self._wake.wait()
+            link = await self._spawn(-1)
+            try:
+                await self._check_while_it_answers(link)
+            finally:
+                await asyncio.shield(link.end())
+
+    async def _check_while_it_answers(self, link: HostLink) -> None:
+        messages = link.messages()
+        while True:
+            while self._queue:
+                if not await self._check(link, messages, self._queue.popleft()):
+                    return
+            self._wake.clear()
+            await self._wake.wait()
 
     async def _check(
         self, link: HostLink, messages: AsyncIterator[FromHost], rollout_id: RolloutId
-    ) -> None:
+    ) -> bool:
+        """Check one rollout; ``False``: the host does not answer any more."""
         standing = await self._resumer.standing(self._run_id, rollout_id)
         admitted = standing.admitted
         link.send(
@@ -79,7 +88,10 @@ class Checker:
         async for message in messages:
             if isinstance(message, Differed):
                 self._found(rollout_id, message.fault)
+            if isinstance(message, Stuck):
+                return False
             if isinstance(message, Turn | Differed):
-                break
-        link.send(Evict(rollout_id=rollout_id))
-        self.checked += 1
+                link.send(Evict(rollout_id=rollout_id))
+                self.checked += 1
+                return True
+        return False

@@ -10,12 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.broker.base import (
+    ActionsRequest,
     Cancel,
     EventsRequest,
     Ledger,
     RolloutsRequest,
     RolloutSummary,
 )
+from stoker.coordinator.actions import OPENING_TOOL
 from stoker.coordinator.admission import Admission
 from stoker.coordinator.appender import Appender
 from stoker.coordinator.checking import Checker
@@ -30,6 +32,7 @@ from stoker.coordinator.request import StopSignal
 from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import InternalError, ProgramRaised, ProgramStuck, StokerError
+from stoker.model.completion import Completion
 from stoker.model.events import Admitted, Finished, Verb, decode_event
 from stoker.model.ids import ActionId, Fence, RolloutId
 from stoker.model.outcome import Outcome, OutcomeKind
@@ -232,6 +235,15 @@ class Coordinator:
             )
         )
 
+    def opened_late(self, rollout_id: RolloutId, completion: Completion) -> None:
+        """Look whether an action opened an environment after its rollout's outcome; close it."""
+        self._spawn(self._opened_late(rollout_id, completion))
+
+    async def _opened_late(self, rollout_id: RolloutId, completion: Completion) -> None:
+        known = await self.parts.ledger.actions(ActionsRequest(action_ids=(completion.action_id,)))
+        opened = next((v.action for v in known.actions if v.action.tool == OPENING_TOOL), None)
+        self.flow.acknowledge_finished(rollout_id, completion, opened)
+
     async def _revive(self) -> None:
         """Bring back what an earlier coordinator left."""
         unfinished: list[RolloutId] = []
@@ -265,21 +277,19 @@ class Coordinator:
 
     async def _revive_one(self, rollout_id: RolloutId) -> None:
         standing = await self.parts.resumer.standing(self.parts.plan.run_id, rollout_id)
-        if standing.admitted.program_digest != self.parts.plan.loaded.source_digest:
-            self._restart(standing)
-            return
         rollout = await self.parts.resumer.revive(standing)
+        if not self.parts.plan.is_of_this_start(standing.admitted):
+            self._restart(rollout)
+            return
         passed = self.parts.clock.now().wall - standing.admitted.at
         self._enter(rollout, max(0.0, standing.admitted.timeout_seconds - passed))
         self.flow.resume(rollout, tuple(standing.turns))
         self._relaunch(rollout, standing)
 
-    def _restart(self, standing: Standing) -> None:
-        """End an unfinished rollout of another program; its place is admitted anew."""
-        admitted = standing.admitted
-        rollout = ActiveRollout(admitted=admitted, seq=standing.seq)
+    def _restart(self, rollout: ActiveRollout) -> None:
+        """End an unfinished rollout of before a restart; its place is admitted anew."""
         self.flow.abandon(rollout, Outcome(kind=OutcomeKind.CANCELLED, reason=RESTARTED))
-        self._known.discard((admitted.task.task_id, admitted.index))
+        self._known.discard((rollout.admitted.task.task_id, rollout.admitted.index))
 
     def _relaunch(self, rollout: ActiveRollout, standing: Standing) -> None:
         self.flow.relaunch(
@@ -311,6 +321,7 @@ class Coordinator:
 
     def hostless(self, rollouts: list[ActiveRollout]) -> None:
         """Replay rollouts on other hosts."""
+        self.parts.figures.host_lost()
         for rollout in rollouts:
             if rollout.strikes >= STRIKES_MAX:
                 fault = ProgramRaised(

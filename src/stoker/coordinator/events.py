@@ -12,8 +12,9 @@ from stoker.coordinator.restoring import Restorer
 from stoker.coordinator.results import on_timeout, seen
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import EnvironmentLost
-from stoker.model.completion import Completion, CompletionStatus
+from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 from stoker.model.events import Late, Verb
+from stoker.model.ids import RolloutId
 from stoker.seams.faultpoints import declare, reach
 
 EVENT_BEFORE = declare("coordinator.event.before", "the ledger has told of an action")
@@ -39,7 +40,15 @@ class EventRouter:
             if rollout is not None:
                 self._completed(rollout, event.completion)
             elif event.rollout_id in self._flow.finished_seq:
-                self._flow.acknowledge_finished(event.rollout_id, event.completion)
+                self._after_outcome(event.rollout_id, event.completion)
+
+    def _after_outcome(self, rollout_id: RolloutId, completion: Completion) -> None:
+        """Settle what ended after its rollout; an environment it opened has nobody to close it."""
+        holds = completion.environment in {EnvironmentState.CLEAN, EnvironmentState.INTERRUPTED}
+        if completion.status is CompletionStatus.OK and holds:
+            self._flow.owner.opened_late(rollout_id, completion)
+        else:
+            self._flow.acknowledge_finished(rollout_id, completion)
 
     def replay_unrouted(self, rollout: ActiveRollout) -> None:
         """Apply completions that came before their action was known again (after a resume)."""
@@ -78,7 +87,7 @@ class EventRouter:
         self._flow.parts.figures.completed(call, completion)
         what = seen(call.verb, completion)
         latency = self._flow.parts.clock.monotonic() - call.issued_at
-        self._flow.parts.figures.latency(latency)
+        self._flow.parts.figures.latency(call, latency)
         late = on_timeout(call.verb, call.arguments)
         cut = completion.status is CompletionStatus.TIMED_OUT and late.kind == "truncate"
         self._flow.arrived(

@@ -27,6 +27,7 @@ from stoker.coordinator.checking import Checker
 from stoker.coordinator.coordinator import Coordinator, Parts
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.events import EventRouter
+from stoker.coordinator.exporting import Exporter
 from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.flow import Flow, FlowParts
 from stoker.coordinator.hosts import HostLink, HostPool
@@ -101,6 +102,7 @@ class _Execution:
         self._stop = stop
         self._clock = clock
         self._stack = AsyncExitStack()
+        self._metrics = Metrics()
 
     async def execute(self) -> RunReport:
         resumed = self._request.resume
@@ -205,7 +207,7 @@ class _Execution:
         artifacts = ArtifactStore(run.artifacts)
         appender = Appender(ledger, plan.run_id, attached.fence)
         self._stack.push_async_callback(appender.close)
-        figures = RunFigures()
+        figures = RunFigures(self._metrics)
         flow = Flow(
             FlowParts(
                 appender=appender,
@@ -215,7 +217,7 @@ class _Execution:
                 clock=self._clock,
             )
         )
-        lane = Lane(model, settings.lane, self._clock)
+        lane = Lane(model, settings.lane, self._clock, answered=figures.answered)
         flow.hosts = pool
         flow.dispatcher = Dispatcher(lane, artifacts, flow.arrived)
         environment_class = settings.workers.environment_class
@@ -327,12 +329,11 @@ class _Execution:
         keeping: "asyncio.Task[None]",
         log: Log,
     ) -> RunReport:
-        metrics = Metrics()
         port = self._settings.observe.metrics_port
         if port is not None:
-            self._stack.callback(start_endpoint(metrics, port).close)
+            self._stack.callback(start_endpoint(self._metrics, port).close)
         shared = self._settings.sandbox.accept_shared_kernel
-        snapshots = Snapshots(coordinator, run, workers, metrics, accept_shared_kernel=shared)
+        snapshots = Snapshots(coordinator, run, workers, accept_shared_kernel=shared)
         keeping.add_done_callback(lambda done: _worker_trouble(coordinator, done))
         log.event("run_started", run=run.path.name, rollouts=coordinator.parts.plan.total)
         telling = asyncio.create_task(self._tell(snapshots, coordinator, log))
@@ -356,6 +357,7 @@ class _Execution:
         parts = coordinator.parts
         results_max = self._settings.ledger.results_max
         feed = AdmissionFeed(parts.admission, parts.lane, parts.figures, results_max)
+        exporter = Exporter(self._metrics)
         count = 0
         while True:
             if count % _STATUS_EVERY == 0:
@@ -372,9 +374,11 @@ class _Execution:
             snapshot = self._said(snapshots, coordinator, log)
             if count % _STATUS_EVERY == 0:
                 snapshots.write(snapshot)
-                snapshots.export(snapshot)
+                exporter.export(snapshot, parts.lane.totals(), stats)
             count += 1
+            due = self._clock.monotonic() + _OBSERVE_SECONDS
             await asyncio.sleep(_OBSERVE_SECONDS)
+            exporter.lag(self._clock.monotonic() - due)
 
     def _said(self, snapshots: Snapshots, coordinator: Coordinator, log: Log) -> RunSnapshot:
         for line in coordinator.parts.lines:

@@ -11,6 +11,8 @@ from stoker.coordinator.calls import Call
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.model.completion import Completion
 from stoker.model.outcome import Outcome
+from stoker.observe import catalogue
+from stoker.observe.metrics import Metrics
 
 _LATENCIES_MAX = 200_000
 
@@ -43,7 +45,8 @@ class Latencies:
 class RunFigures:
     """What happened in this coordinator so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
         self.outcomes: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
@@ -66,18 +69,31 @@ class RunFigures:
     def fault(self, code: str) -> None:
         """Count a fault that was met."""
         self.faults[code] += 1
+        self._metrics.add(catalogue.FAULTS, code=code)
 
     def retried(self, why: str) -> None:
         """Count one more delivery or attempt than the first."""
         self.retries[why or "requeued"] += 1
+        self._metrics.add(catalogue.RETRIES, reason=why or "requeued")
+
+    def host_lost(self) -> None:
+        """Count a program host that was ended or died with rollouts in it."""
+        self._metrics.add(catalogue.HOST_EVICTIONS)
 
     def late(self) -> None:
         """Count a result that came under a stale fence."""
         self.late_results += 1
 
-    def latency(self, seconds: float) -> None:
+    def latency(self, call: Call, seconds: float) -> None:
         """Count action selected → observation received."""
         self.latencies.add(seconds)
+        self._metrics.observe(catalogue.ACTION_SECONDS, seconds, worker_class=call.worker_class)
+
+    def answered(self, batch: int, seconds: float) -> None:
+        """Count an answered model call: calls on its replica when it was issued, its time."""
+        self._metrics.observe(catalogue.INFERENCE_BATCH, batch)
+        self._metrics.observe(catalogue.GENERATE_SECONDS, seconds)
+        self._metrics.add(catalogue.STEPS)
 
     def thought(self, seconds: float) -> None:
         """Count a model's answer → the same rollout's next model call."""
@@ -89,10 +105,22 @@ class RunFigures:
         self.actions_finished += 1
         self.statuses[completion.status] += 1
         self.actions_by_class[call.worker_class] += 1
+        worker_class, timings, metrics = call.worker_class, completion.timings, self._metrics
+        metrics.add(catalogue.ACTIONS, worker_class=worker_class, status=completion.status)
+        metrics.observe(catalogue.QUEUE_SECONDS, timings.queue_seconds, worker_class=worker_class)
+        if completion.attempt:
+            metrics.observe(
+                catalogue.EXECUTION_SECONDS,
+                timings.run_seconds,
+                worker_class=worker_class,
+                status=completion.status,
+            )
+            metrics.observe(catalogue.BOOT_SECONDS, timings.boot_seconds, worker_class=worker_class)
 
     def finished(self, outcome: Outcome) -> None:
         """Count an outcome."""
         self.outcomes[outcome.kind] += 1
+        self._metrics.add(catalogue.OUTCOMES, outcome=outcome.kind)
         if outcome.reward is not None:
             self.reward_sum += outcome.reward
             self.rewards += 1

@@ -75,6 +75,10 @@ class FlowOwner(Protocol):
         """A rollout has its outcome."""
         ...
 
+    def opened_late(self, rollout_id: RolloutId, completion: Completion) -> None:
+        """An action that may have opened an environment ended after its rollout; look, settle."""
+        ...
+
 
 class Flow:
     """Moves rollouts; everything happens on the coordinator's loop, nothing here waits."""
@@ -367,6 +371,20 @@ class Flow:
         acknowledges: tuple[ActionId, ...] = (),
     ) -> None:
         """Journal the outcome, let go of everything the rollout holds."""
+        self._conclude(rollout, outcome, events or [], acknowledges)
+        self.owner.finished(rollout, outcome)
+
+    def abandon(self, rollout: ActiveRollout, outcome: Outcome) -> None:
+        """Journal the outcome of a rollout that is not brought back; let go of what it held."""
+        self._conclude(rollout, outcome, [], ())
+
+    def _conclude(
+        self,
+        rollout: ActiveRollout,
+        outcome: Outcome,
+        events: list[JournalEvent],
+        acknowledges: tuple[ActionId, ...],
+    ) -> None:
         assert not rollout.finished, f"{rollout.rollout_id} finishes twice"
         rollout.finished = True
         if rollout.timeout is not None:
@@ -387,31 +405,24 @@ class Flow:
         )
         self._append(
             rollout,
-            [*(events or []), finished],
+            [*events, finished],
             submits=closes,
             acknowledges=(*acknowledges, *waiting),
             finished=True,
         )
         reach(FINISHED)
         self._let_go(rollout)
-        self.owner.finished(rollout, outcome)
 
     def _let_go(self, rollout: ActiveRollout) -> None:
         running = [call.action_id for call in rollout.calls.values() if call.action_id is not None]
+        running += rollout.restoring
         for call in rollout.calls.values():
             self.dispatcher.withdraw(call)
         if running:
             self.owner.cancel(running)
         self.hosts.evict(rollout)
         self.finished_seq[rollout.rollout_id] = rollout.seq
-        del self.active[rollout.rollout_id]
-
-    def abandon(self, rollout: ActiveRollout, outcome: Outcome) -> None:
-        """Journal the outcome of a rollout that is not brought back."""
-        rollout.finished = True
-        finished = Finished(outcome=outcome, at=self.parts.clock.now().wall)
-        self._append(rollout, [finished], finished=True)
-        self.finished_seq[rollout.rollout_id] = rollout.seq
+        self.active.pop(rollout.rollout_id, None)
 
     def fail(self, rollout: ActiveRollout, fault: FaultRecord) -> None:
         """End a rollout with a fault met outside its program."""
@@ -420,12 +431,22 @@ class Flow:
             self.parts.figures.fault(fault.code)
             self.finish(rollout, Outcome(kind=OutcomeKind.FAILED, fault=fault))
 
-    def acknowledge_finished(self, rollout_id: RolloutId, completion: Completion) -> None:
-        """Acknowledge a result that came for a rollout after its outcome."""
+    def acknowledge_finished(
+        self, rollout_id: RolloutId, completion: Completion, opened: Action | None = None
+    ) -> None:
+        """Acknowledge a result that came for a rollout after its outcome.
+
+        ``opened``: the action was an opening that succeeded; what it opened is closed again, since
+        nobody else knows of it.
+        """
+        submits: tuple[Action, ...] = ()
+        if opened is not None and completion.worker_id is not None:
+            submits = (self.parts.factory.close_opened(opened, completion.worker_id),)
         self.parts.appender.append(
             Append(
                 rollout_id=rollout_id,
                 expected_seq=self.finished_seq[rollout_id],
+                submits=submits,
                 acknowledges=(completion.action_id,),
             )
         )

@@ -34,6 +34,7 @@ _HOMES_MAX = 65_536
 class Lane:
     """The way from ready calls to replicas; all methods belong to one event loop.
 
+    ``answered`` is told of every answer: calls on its replica when it was issued, and its seconds.
     ``wanted`` is set while the lane has room and nothing is ready: admission may add rollouts.
     """
 
@@ -44,12 +45,14 @@ class Lane:
         clock: Clock,
         *,
         jitter: Callable[[float], float] = jittered,
+        answered: Callable[[int, float], None] = lambda _calls, _seconds: None,
     ) -> None:
         info = model.info()
         self._model = model
         self._info = info
         self._settings = settings
         self._jitter = jitter
+        self._answered = answered
         self._replicas = {one.replica: LaneReplica(one) for one in info.replicas}
         self._window = sum(replica.window for replica in self._replicas.values())
         self._ready = ReadySet()
@@ -189,13 +192,16 @@ class Lane:
         began = self._settle()
         self._granted -= 1
         self._running += 1
+        batch = replica.held
         try:
             generation = await self._bounded(replica, request)
         except ModelUnavailable:
             self._failed(replica)
             raise
         else:
-            self._meter.service_seconds += self._succeeded(replica) - began
+            seconds = self._succeeded(replica) - began
+            self._meter.service_seconds += seconds
+            self._answered(batch, seconds)
             self._meter.calls += 1
             self._meter.tokens += generation.token_count
             return generation

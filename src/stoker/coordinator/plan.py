@@ -37,6 +37,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
                 if (task.task_id, index) not in known:
                     yield task, index
 
+    def is_of_this_start(self, admitted: Admitted) -> bool:
+        """Whether a rollout belongs to the run as it is now, not to one before a restart."""
+        return admitted.rollout_id == self.admit(admitted.task, admitted.index, 0.0).rollout_id
+
     def admit(self, task: Task, index: int, at: float) -> Admitted:
         """Return the admission of one rollout; ``at`` is wall time."""
         group = group_id(self.run_id, task.task_id)

@@ -91,6 +91,12 @@ class ActiveRollout:
         """Its id."""
         return self.admitted.rollout_id
 
+    @property
+    def restoring(self) -> list[ActionId]:
+        """Actions that rebuild its environments now."""
+        rebuilds = (environment.restoration for environment in self.environments.values())
+        return [one.running for one in rebuilds if one is not None and one.running is not None]
+
     def count(self, completion: Completion) -> None:
         """Count what a delivered completion cost."""
         self.attempts += completion.attempt

@@ -1,6 +1,6 @@
 """Snapshots of a run: for the live view four times a second, for ``status.json`` once a second.
 
-Also where the coordinator's Prometheus metrics are brought up to date, from the same counters.
+The Prometheus metrics that are states rather than events are brought up to date by ``exporting``.
 """
 
 import msgspec
@@ -11,8 +11,6 @@ from stoker.coordinator.lane_figures import LaneFigures
 from stoker.coordinator.record import RunDirectory, write_atomically
 from stoker.coordinator.view import ClassView, LaneView, RunSnapshot
 from stoker.coordinator.workers import LocalWorkers, WorkerSeen
-from stoker.observe import catalogue
-from stoker.observe.metrics import Metrics
 
 _RECENT = 6
 
@@ -25,7 +23,6 @@ class Snapshots:
         coordinator: Coordinator,
         run: RunDirectory,
         workers: LocalWorkers,
-        metrics: Metrics,
         *,
         accept_shared_kernel: bool,
     ) -> None:
@@ -33,7 +30,6 @@ class Snapshots:
         self._parts = coordinator.parts
         self._run = run
         self._workers = workers
-        self._metrics = metrics
         self._shared = accept_shared_kernel
         self._began = coordinator.parts.clock.monotonic()
         self._stats: StatsReply | None = None
@@ -82,22 +78,6 @@ class Snapshots:
     def write(self, snapshot: RunSnapshot) -> None:
         """Replace ``status.json``."""
         write_atomically(self._run.status, msgspec.json.encode(snapshot))
-
-    def export(self, snapshot: RunSnapshot) -> None:
-        """Bring the metrics up to date."""
-        metrics = self._metrics
-        totals = self._parts.lane.totals()
-        metrics.total(catalogue.LANE_SECONDS, totals.seconds)
-        metrics.total(catalogue.LANE_ACTIVE_SECONDS, totals.active_seconds)
-        metrics.total(catalogue.LANE_IDLE_WHILE_READY_SECONDS, totals.idle_while_ready_seconds)
-        metrics.total(catalogue.LANE_TOKENS, totals.tokens)
-        metrics.set(catalogue.ADMISSION_TARGET, snapshot.admission_target)
-        metrics.set(catalogue.LANE_RUNNING, snapshot.lane.running)
-        metrics.set(catalogue.LANE_WINDOW, snapshot.lane.window)
-        metrics.set(catalogue.LANE_THROUGHPUT_SHARE, snapshot.lane.throughput_share or 0.0)
-        metrics.set(catalogue.READY_ROLLOUTS, snapshot.lane.ready)
-        metrics.set(catalogue.BOXES_ALIVE, snapshot.boxes_alive)
-        metrics.set(catalogue.BOXES_LEAKED, snapshot.boxes_leaked)
 
     def _classes(self, seen: tuple[WorkerSeen, ...]) -> dict[str, ClassView]:
         stats = self._stats.classes if self._stats else {}

@@ -53,12 +53,12 @@ class HistogramMetric(Metric, frozen=True, kw_only=True):
 
 LANE_SECONDS = CounterMetric(
     name="stoker_lane_seconds_total",
-    help="Lane time: seconds in which the lane existed, each replica counted.",
+    help="Lane time: seconds in which the lane existed.",
     where="coordinator, lane",
 )
 LANE_ACTIVE_SECONDS = CounterMetric(
     name="stoker_lane_active_seconds_total",
-    help="Seconds in which a replica had at least one call running.",
+    help="Seconds in which some replica had at least one call running.",
     where="coordinator, lane",
 )
 LANE_IDLE_WHILE_READY_SECONDS = CounterMetric(
@@ -173,9 +173,9 @@ ACTIONS = CounterMetric(
 )
 RETRIES = CounterMetric(
     name="stoker_retries_total",
-    labels=("worker_class",),
-    help="Attempts after the first.",
-    where="coordinator, from the ledger's stats",
+    labels=("reason",),
+    help="Deliveries and attempts after the first, by why they were needed.",
+    where="coordinator, when the ledger tells of them",
 )
 LATE_RESULTS = CounterMetric(
     name="stoker_late_results_total",
@@ -208,8 +208,8 @@ OUTCOMES = CounterMetric(
 )
 FAULTS = CounterMetric(
     name="stoker_faults_total",
-    labels=("code", "side"),
-    help="Faults met, by error code and by whose fault it was.",
+    labels=("code",),
+    help="Faults met, by error code; docs/reference/errors.md says whose fault each is.",
     where="coordinator, where a fault is recorded",
 )
 ACTIVE_ROLLOUTS = GaugeMetric(
