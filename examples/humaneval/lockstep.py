@@ -9,6 +9,7 @@ the device had room, and the barrier held it.
 """
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,7 @@ from stoker.sandbox.base import Backend, Box
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.select import choose_backend
 from stoker.seams.clock import SystemClock
+from stoker.worker.process import NICENESS
 
 _LOOK_SECONDS = 0.25
 _RUN_SECONDS = 20.0
@@ -107,6 +109,8 @@ class _Loop:
             stack.push_async_callback(backend.close)
             offer = await backend.offer()
             backends[name], offers[name] = backend, f"{offer.isolation} (rung {offer.rung})"
+        # A worker's boxes stand back where cores are short: so do these.
+        os.setpriority(os.PRIO_PROCESS, host.maker().pid, NICENESS)
         opened = open_model(model, base=Path.cwd())
         stack.push_async_callback(opened.close)
         lane = Lane(opened, settings.lane, SystemClock())
