@@ -200,8 +200,10 @@ os.chmod("shut/inner/file", 0); os.chmod("shut/inner", 0); os.chmod("shut", 0)
 
 
 @pytest.mark.parametrize("rung", EVERY)
-@pytest.mark.parametrize("script", [DEEP, ODD], ids=["6000 deep", "odd names and modes"])
+@pytest.mark.parametrize("script", [DEEP, ODD], ids=["deep", "odd names and modes"])
 def test_a13_teardown_succeeds(tmp_path: Path, rung: Rung, script: str) -> None:
+    if rung is not Rung.ROOT:  # the full depth is removed from a real disk once, below
+        script = script.replace("6000", "1200")
     limits = Limits(files_max=20_000)
     seen = attacked(tmp_path, rung, "python", "-c", script, limits=limits)
     assert seen.run.result.ok, seen.run.result.text

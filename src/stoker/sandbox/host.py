@@ -50,7 +50,8 @@ class SandboxHost:
         self.mark = blake2b(os.fsencode(state_directory.resolve()), digest_size=4).hexdigest()
         self.alive: set[str] = set()
         """Ids of boxes that exist."""
-        self._maker: MakerClient | None = None
+        self._makers: list[MakerClient] = []
+        """The last one may live; those before it died and are reaped at the end."""
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -75,14 +76,14 @@ class SandboxHost:
 
     def maker(self) -> MakerClient:
         """Return the living maker, starting one where there is none."""
-        if self._maker is None or self._maker.dead:
-            self._maker = MakerClient.start()
-        return self._maker
+        if not self._makers or self._makers[-1].dead:
+            self._makers.append(MakerClient.start())
+        return self._makers[-1]
 
     async def close(self) -> None:
         """End the maker, give uids back, let the incarnation end."""
-        if self._maker is not None:
-            await self._maker.close()
+        for maker in self._makers:
+            await maker.close()
         if self.uids is not None:
             self.uids.close()
         self.ledger.close()
