@@ -12,7 +12,7 @@ import signal
 import stat
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -92,12 +92,15 @@ class Told(NamedTuple):
 
     records: Records
     lines: list[str]
-    asked: Counter[str]
-    """Model call → how often the model was asked."""
+    asked: dict[str, list[float]]
+    """Model call → wall times at which the model was asked."""
 
 
 def told(one: Rig) -> Told:
-    asked = Counter((one.folder / "model.log").read_text().split())
+    asked = defaultdict(list)
+    for line in (one.folder / "model.log").read_text().splitlines():
+        request_id, at = line.split()
+        asked[request_id].append(float(at))
     return Told(read(one.run.path), one.lines(), asked)
 
 
@@ -145,7 +148,7 @@ def test_b4_killed_run_equals_one_left_alone(
         assert one.report()["snapshot"]["boxes_leaked"] == 0
     same_but_for_ambiguous(after.records, reference.records)
     counted_at_the_tool(after)
-    model_calls_counted(after)
+    finished_model_calls_not_asked_again(after, one.coordinators)
 
 
 def same_but_for_ambiguous(killed: Records, alone: Records) -> None:
@@ -192,8 +195,12 @@ def now_path(rollout: Rollout) -> str:
     return calls[4]
 
 
-def model_calls_counted(after: Told) -> None:
+def finished_model_calls_not_asked_again(after: Told, coordinators: int) -> None:
     for rollout in after.records.rollouts.values():
-        for path, issued in rollout.standing.issued.items():
-            if issued.verb is Verb.GENERATE and path not in rollout.standing.reissued:
-                assert after.asked[f"{rollout.rollout_id}/{path}"] == 1, (rollout.rollout_id, path)
+        for event in rollout.events:
+            if not isinstance(event, Delivered):
+                continue
+            if rollout.standing.issued[event.path].verb is Verb.GENERATE:
+                asked = after.asked[f"{rollout.rollout_id}/{event.path}"]
+                assert 1 <= len(asked) <= coordinators, (rollout.rollout_id, event.path)
+                assert max(asked) <= event.at, (rollout.rollout_id, event.path)

@@ -56,6 +56,7 @@ async def errands(ctx, task):
 
 MODEL = '''
 import hashlib
+import time
 from pathlib import Path
 
 ASKED = Path(__file__).with_name("model.log").open("a", buffering=1)
@@ -63,7 +64,7 @@ ASKED = Path(__file__).with_name("model.log").open("a", buffering=1)
 
 def answer(request):
     """A digest of the whole history: one byte seen wrongly changes every token."""
-    ASKED.write(request.request_id + "\\n")
+    ASKED.write(f"{request.request_id} {time.time()}\\n")
     told = "|".join(f"{m.role}:{m.content}" for m in request.messages)
     return hashlib.sha256(f"{request.seed}|{told}".encode()).hexdigest()
 '''
