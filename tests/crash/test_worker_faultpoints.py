@@ -50,7 +50,10 @@ def test_b1_killed_before_started_requeues_at_no_cost(tmp_path: Path, point: str
 
 
 @pytest.mark.parametrize("point", [*BEFORE_EFFECT, *AFTER_EFFECT])
-@pytest.mark.parametrize("effect", [Effect.PURE, Effect.IDEMPOTENT, Effect.EXTERNAL])
+@pytest.mark.parametrize(
+    "effect",
+    [pytest.param(Effect.PURE, marks=pytest.mark.slow), Effect.IDEMPOTENT, Effect.EXTERNAL],
+)
 def test_b1_killed_after_started_goes_by_effect(tmp_path: Path, point: str, effect: Effect) -> None:
     async def scenario() -> None:
         async with Run(tmp_path) as run:

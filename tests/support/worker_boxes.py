@@ -65,7 +65,7 @@ class DictArtifacts:
         return value.inline if value.inline is not None else self.kept[value.digest]
 
 
-def make_action(tool: str, request: object, path: str = "0", **fields: Any) -> Action:  # noqa: ANN401 - any field
+def make_action(tool: str, request: object, path: str = "0", **fields: Any) -> Action:
     """Return an action of the test rollout at ``path``."""
     content = request if isinstance(request, bytes) else canonical_bytes(request)
     rollout = fields.pop("rollout_id", ROLLOUT)
@@ -104,7 +104,9 @@ class Bench:
         tools = Tools(self.boxes, self.environments, {"fast": self.policy}, Baseline())
         self.executor = Executor(tools, self.environments, self.artifacts)
 
-    async def do(self, action: Action, *, limit: float | None = None) -> Completion:
+    async def do(
+        self, action: Action, *, limit: float | None = None, trusted: bool = True
+    ) -> Completion:
         """Execute ``action`` once."""
         return await self.executor.execute(
             Attempt(
@@ -114,6 +116,7 @@ class Bench:
                 worker_id=WORKER,
                 queue_seconds=0.0,
                 clock=SystemClock(),
+                trusted=lambda: trusted,
                 limit_seconds=action.timeout_seconds if limit is None else limit,
             )
         )

@@ -462,6 +462,22 @@ def test_no_time_left_runs_nothing() -> None:
     asyncio.run(scenario())
 
 
+def test_b2_a_program_does_not_begin_under_a_lease_that_may_be_over() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        action = make_action("call", CallRequest(argv=("echo", "x")), effect=Effect.EXTERNAL)
+        late = await bench.do(action, trusted=False)
+        assert late.status is CompletionStatus.ERROR
+        assert late.fault is not None
+        assert late.fault.code == "worker_lost"
+        assert not late.external_effect_possible
+        assert bench.backend.made[0].runs == 0
+        await bench.boxes.settled()
+        assert bench.boxes.alive == 0
+
+    asyncio.run(scenario())
+
+
 def test_a_box_that_cannot_be_removed_is_counted_as_leaked() -> None:
     async def scenario() -> None:
         bench = Bench()

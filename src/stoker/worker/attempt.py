@@ -1,5 +1,6 @@
 """One execution of one action: what is left of its time, how it went, what is reported."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -45,6 +46,8 @@ class Attempt:
     clock: Clock
     limit_seconds: float
     """The action's timeout, or less where its deadline is nearer."""
+    trusted: Callable[[], bool] = lambda: True
+    """Whether the lease may still be believed: asked again just before a program begins."""
     effect_began: bool = False
     """Work that may touch the world has begun."""
     boot_seconds: float = 0.0

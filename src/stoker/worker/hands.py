@@ -160,6 +160,7 @@ class Hands:
                     worker_id=job.worker_id,
                     queue_seconds=lease.queue_seconds,
                     clock=self._clock,
+                    trusted=lambda: self._contact.trusted(self._clock.monotonic()),
                     limit_seconds=max(0.0, min(lease.action.timeout_seconds, left)),
                 )
             )

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from stoker.errors import BoxFailed, ToolRefused
+from stoker.errors import BoxFailed, ToolRefused, WorkerLost
 from stoker.model.completion import CompletionStatus, EnvironmentState, Usage
 from stoker.model.execution import Baseline, ExecutionPolicy
 from stoker.model.tools import (
@@ -189,7 +189,6 @@ class Tools:
         try:
             if plan.files:
                 await box.write_files(plan.files)
-            attempt.effect_began = True
             ran = await self._in_box(box, plan.run, attempt)
             answer = None
             if (
@@ -235,6 +234,14 @@ class Tools:
         left = attempt.left_seconds
         if left <= 0:
             return BoxRun(result=RunResult(timed_out=True), usage=Usage())
+        if not attempt.trusted():
+            # Stopped or cut off while the box was made: somebody else may have the work by now.
+            raise WorkerLost(
+                f"worker {attempt.worker_id} was out of contact before action "
+                f"{attempt.action.action_id} began; nothing was run",
+                action=attempt.action.action_id,
+            )
+        attempt.effect_began = True
         try:
             async with asyncio.timeout(left + RUN_GRACE_SECONDS):
                 ran = await box.run(request, timeout_seconds=left)
