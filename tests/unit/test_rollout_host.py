@@ -271,8 +271,7 @@ def test_c6_a_program_that_holds_the_interpreter_is_found_by_its_silence(
         stuck = await talk.next(Stuck)
         assert stuck.rollout_id == "rol_1"
         assert stuck.where.startswith("programs.py:")
-        await talk.ended()
-        assert await talk.host.wait() == -signal.SIGKILL
+        assert talk.host.returncode is None, "ending it is the reader's decision"
 
     run(talk_to, stuck_seconds=0.2)
 
@@ -284,7 +283,8 @@ def test_a_host_that_was_stopped_is_found_by_its_silence(run: Callable[..., None
         talk.host.send(start_of("nothing"))
         stuck = await talk.next(Stuck)
         assert stuck.rollout_id == "rol_1"
-        await talk.ended()
+        os.kill(talk.host.pid, signal.SIGCONT)
+        await talk.next(Turn)
 
     run(talk_to, stuck_seconds=0.2)
 

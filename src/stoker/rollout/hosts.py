@@ -41,7 +41,8 @@ LOAD_SECONDS = 60.0
 """A program whose top level runs longer cannot be loaded."""
 SILENCE_GRACE_SECONDS = 2.0
 """After the bound the watchdog speaks first; only when it cannot is silence taken for an answer."""
-_LOOK_SECONDS = 0.5
+_LOOKS = 4
+"""Looks within the bound."""
 _END_SECONDS = 2.0
 _TAIL_BYTES = 4096
 _Incoming = Hello | Loaded | LoadFailed | Turn | LocalDone | Differed | Stuck
@@ -66,9 +67,8 @@ class HostProcess:
         self._loaded = False
         self._unanswered: dict[RolloutId, None] = {}
         """Rollouts in a turn, oldest first; the host takes them in this order."""
-        self._heard = asyncio.get_running_loop().time()
-        """When it last spoke, or was last asked after it had nothing to do."""
-        self._silent_seconds: float | None = None
+        self._looks = 0
+        """Looks at which it owed an answer and had said nothing since the one before."""
 
     @classmethod
     async def start(
@@ -122,8 +122,6 @@ class HostProcess:
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message (``ToHost``); never blocks."""
         if isinstance(message, StartRollout | Deliver):
-            if not self._unanswered:
-                self._heard = asyncio.get_running_loop().time()
             self._unanswered[message.rollout_id] = None
         self._channel.send(message)
 
@@ -134,44 +132,50 @@ class HostProcess:
     async def messages(self) -> AsyncIterator[FromHost]:
         """Yield what it says until it ends; iterate once.
 
-        A host that owes an answer and is silent past ``stuck_seconds`` and its watchdog's grace
-        (a program holds the interpreter, or the process was stopped) is killed here; the last
-        message is then a ``Stuck`` for the rollout it was in.
+        A host that owes an answer and is silent past ``stuck_seconds`` and its watchdog's grace (a
+        program holds the interpreter, or the process was stopped) is told of here as ``Stuck``,
+        once per silence; ending it is the reader's decision.
 
         Raises:
             WireViolation: it said something that is not of this protocol; end it.
         """
-        watch = asyncio.create_task(self._watch_silence(), name=f"silence of host {self.pid}")
-        try:
-            async for message in self._channel.messages():
-                self._heard = asyncio.get_running_loop().time()
-                if isinstance(message, Hello):
-                    if message.protocol != PROTOCOL_VERSION:
-                        raise WireViolation(f"the host speaks protocol {message.protocol}")
-                    continue
-                if isinstance(message, Turn | Differed):
-                    self._unanswered.pop(message.rollout_id, None)
-                self._loaded = self._loaded or isinstance(message, Loaded)
-                yield message
-        finally:
-            watch.cancel()
-        if self._silent_seconds is not None:
-            yield self._silence(self._silent_seconds)
-
-    async def _watch_silence(self) -> None:
-        loop = asyncio.get_running_loop()
+        source = self._channel.messages()
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            bound = self._stuck_seconds + SILENCE_GRACE_SECONDS
-            if not self._loaded:
-                bound += LOAD_SECONDS
-            silent = loop.time() - self._heard
-            if silent > bound and (self._unanswered or not self._loaded):
-                await asyncio.sleep(_LOOK_SECONDS)  # it may have spoken while *we* were held up
-                if loop.time() - self._heard > bound:
-                    self._silent_seconds = silent
-                    self.kill()
-                    return
+            try:
+                # Cancelling a read loses nothing: what came stays in the channel.
+                async with asyncio.timeout(self._silence_bound() / _LOOKS):
+                    message = await anext(source)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                source = self._channel.messages()
+                if (silence := self._look()) is not None:
+                    yield silence
+                continue
+            self._looks = 0
+            if isinstance(message, Hello):
+                if message.protocol != PROTOCOL_VERSION:
+                    raise WireViolation(f"the host speaks protocol {message.protocol}")
+                continue
+            if isinstance(message, Turn | Differed):
+                self._unanswered.pop(message.rollout_id, None)
+            self._loaded = self._loaded or isinstance(message, Loaded)
+            yield message
+
+    def _silence_bound(self) -> float:
+        return self._stuck_seconds + (SILENCE_GRACE_SECONDS if self._loaded else LOAD_SECONDS)
+
+    def _look(self) -> Stuck | LoadFailed | None:
+        """Count one look at which it said nothing; return what that means when it is news.
+
+        Looks are counted and not seconds: a coordinator that was itself stopped or busy has heard
+        nobody, and must not take that for their silence.
+        """
+        if self._loaded and not self._unanswered:
+            self._looks = 0
+            return None
+        self._looks += 1
+        return self._silence(self._silence_bound()) if self._looks == _LOOKS + 1 else None
 
     def _silence(self, seconds: float) -> Stuck | LoadFailed:
         """Return what the silence means; the interpreter's own watchdog wrote stacks to the log."""
