@@ -73,11 +73,13 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401 - the module's own protocol
-    if name == "rollout":
-        return importlib.import_module("stoker.rollout")  # callable: see its docstring
-    if name not in _WHERE:
-        raise AttributeError(f"module 'stoker' has no attribute {name!r}")
-    found = getattr(importlib.import_module(_WHERE[name]), name)
-    globals()[name] = found
-    return found
+if not TYPE_CHECKING:  # else a type checker would believe in any name
+
+    def __getattr__(name: str) -> Any:  # noqa: ANN401 - the module's own protocol
+        if name == "rollout":
+            return importlib.import_module("stoker.rollout")  # callable: see its docstring
+        if name not in _WHERE:
+            raise AttributeError(f"module 'stoker' has no attribute {name!r}")
+        found = getattr(importlib.import_module(_WHERE[name]), name)
+        globals()[name] = found
+        return found
