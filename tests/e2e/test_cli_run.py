@@ -5,7 +5,7 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ async def calling(ctx, task):
     seen = await ctx.call(add, a=1, b=2)
     return float(seen.value)
 """
+STARTED: "list[subprocess.Popen[str]]" = []
 TRUSTED = ["--set", "workers.classes.fast={isolation='process', trust='trusted', slots=1}"]
 
 
@@ -85,13 +86,31 @@ def document(place: Path, *arguments: str) -> Any:
     return json.loads(answer.out)
 
 
+@pytest.fixture(autouse=True)
+def _nobody_is_left() -> Iterator[None]:
+    """A test that fails half-way must not leave its processes to the next one."""
+    yield
+    for running in STARTED:
+        if running.returncode is None:
+            running.kill()
+            running.communicate(timeout=SECONDS_MAX)
+    STARTED.clear()
+
+
+def started(place: Path, command: Sequence[str | Path]) -> "subprocess.Popen[str]":
+    STARTED.append(
+        subprocess.Popen(
+            command, cwd=place, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )
+    )  # fmt: skip
+    return STARTED[-1]
+
+
 def begun(place: Path, *more: str, under: Sequence[str] = ()) -> "subprocess.Popen[str]":
     """Start the waiting run and return once its rollout is inside the program."""
     pipe = os.open(place / "arrived", os.O_RDWR | os.O_NONBLOCK)
-    running = subprocess.Popen(
-        [*under, STOKER, *run_arguments(*more)], cwd=place, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+    running = started(place, [*under, STOKER, *run_arguments(*more)])
     ready, _, _ = select.select([pipe], [], [], SECONDS_MAX)
     os.close(pipe)
     assert ready, "the program was never reached"
@@ -215,10 +234,7 @@ def test_a_worker_started_by_hand_serves_the_run_until_told_to_end(waiting: Path
     (waiting / "program.py").write_text(CALLING)
     running = begun(waiting, *TRUSTED, "--json")
     (run,) = (waiting / "runs").iterdir()
-    worker = subprocess.Popen(
-        [STOKER, "worker", "--run", run.name, "--name", "hand"], cwd=waiting,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    worker = started(waiting, [STOKER, "worker", "--run", run.name, "--name", "hand"])
     code, out, err = ended(running)
     assert code == 0, (out, err)
     assert json.loads(out)["snapshot"]["reward_mean"] == 3.0
