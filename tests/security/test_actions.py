@@ -294,9 +294,11 @@ def test_missing_program_is_an_observation(tmp_path: Path, rung: Rung) -> None:
 
 
 @pytest.mark.parametrize("rung", EVERY)
+@pytest.mark.skipif(os.uname().machine != "x86_64", reason="the reporter is x86_64's")
 def test_a_signal_is_told_from_an_exit(tmp_path: Path, rung: Rung) -> None:
     assert attacked(tmp_path, rung, "sh", "-c", "kill -ABRT $$").run.result.signal == signal.SIGABRT
-    assert attacked(tmp_path, rung, "sh", "-c", "exit 7").run.result.exit_code == 7
+    for code in (7, 137, 255):
+        assert attacked(tmp_path, rung, "sh", "-c", f"exit {code}").run.result.exit_code == code
 
 
 @pytest.mark.parametrize("rung", EVERY)

@@ -10,10 +10,10 @@ import pytest
 from stoker.errors import BoxFailed, ConfigInvalid, IsolationUnavailable
 from stoker.model.execution import Baseline, Limits
 from stoker.model.tools import LimitKind
-from stoker.sandbox import cgroups, runtime, uids
+from stoker.sandbox import cgroups, reporter, runtime, uids
 from stoker.sandbox.cgroups import Counters, TreeV2
 from stoker.sandbox.ledger import BoxLedger, BoxRecord
-from stoker.sandbox.supervise import _ending, _from_counters
+from stoker.sandbox.supervise import _from_counters, ending
 from stoker.sandbox.uids import UidLeases
 
 
@@ -150,10 +150,10 @@ def test_verdicts_are_differences_of_counters() -> None:
 
 
 def test_endings() -> None:
-    assert _ending(0, wrapped=False) == (0, None)
-    assert _ending(7 << 8, wrapped=True) == (7, None)
-    assert _ending(9, wrapped=False) == (None, 9)
-    assert _ending(137 << 8, wrapped=False) == (137, None)
+    assert ending(0, wrapped=False) == (0, None)
+    assert ending(7 << 8, wrapped=True) == (7, None)
+    assert ending(9, wrapped=False) == (None, 9)
+    assert ending(137 << 8, wrapped=False) == (137, None)
 
 
 def test_runtime_copies_are_made_once_and_readable_by_everybody(tmp_path: Path) -> None:
@@ -169,7 +169,8 @@ def test_runtime_copies_are_made_once_and_readable_by_everybody(tmp_path: Path) 
     for path in (tmp_path / "deep", first.python, first.scripts, first.etc, python.resolve()):
         assert path.stat().st_mode & 0o055 == 0o055
     for path in (*first.etc.iterdir(), *first.scripts.iterdir()):
-        assert path.stat().st_mode & 0o777 == 0o644
+        runs = path.name == reporter.NAME
+        assert path.stat().st_mode & 0o777 == (0o755 if runs else 0o644)
 
 
 def test_a_runtime_directory_others_can_change_is_refused(tmp_path: Path) -> None:

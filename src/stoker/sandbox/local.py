@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import resource
+import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +37,7 @@ from stoker.sandbox.judge import judge_in
 from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import make_public
-from stoker.sandbox.supervise import Ended, Watcher, Work, supervise
+from stoker.sandbox.supervise import Ended, Watcher, Work, ending, supervise
 
 FOLDERS = ("workspace", "tmp", "shm")
 _DESCRIPTORS_MAX = 4096
@@ -64,6 +65,8 @@ class Prepared(msgspec.Struct, kw_only=True):
     """Closed as soon as the process exists."""
     status: int = -1
     """Read end on which the launcher tells that the program ran, or -1."""
+    reported: int = -1
+    """Read end on which the program's raw wait status is reported, or -1."""
 
 
 class LocalBox:
@@ -147,8 +150,8 @@ class LocalBox:
             return self._finished(request, ended, prepared)
         finally:
             _close_all(opened)
-            if prepared is not None and prepared.status >= 0:
-                os.close(prepared.status)
+            if prepared is not None:
+                _close_all([d for d in (prepared.status, prepared.reported) if d >= 0])
 
     async def _supervised(self, work: Work) -> Ended:
         """Run the action as a task of its own, so that ``destroy`` can end it from elsewhere."""
@@ -184,6 +187,8 @@ class LocalBox:
                 signal=None,
                 stderr=Stream(kept=text, total_bytes=len(text)),
             )
+        if prepared.reported >= 0 and not ended.stopped:
+            result = _as_reported(prepared.reported, result)
         result = msgspec.structs.replace(result, interrupted_before=self._interrupted)
         self._interrupted = self._interrupted or ended.stopped or result.limit is not None
         return BoxRun(result=result, usage=ended.usage)
@@ -352,6 +357,22 @@ class LocalBackend(ABC):
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+
+def _as_reported(reported: int, result: RunResult) -> RunResult:
+    """Return ``result`` with the program's own ending, where it was reported."""
+    os.set_blocking(reported, False)
+    try:
+        said = os.read(reported, 4)
+    except BlockingIOError:
+        return result
+    if len(said) != 4:  # noqa: PLR2004 - one C int
+        return result
+    code, number = ending(int.from_bytes(said, "little"), wrapped=False)
+    limit = result.limit
+    if limit is None and number in (signal.SIGXCPU, signal.SIGXFSZ):
+        limit = LimitKind.CPU if number == signal.SIGXCPU else LimitKind.DISK
+    return msgspec.structs.replace(result, exit_code=code, signal=number, limit=limit)
 
 
 def _launcher_problem(status: int, result: RunResult) -> tuple[str, bool]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from stoker.errors import ConfigInvalid, IsolationUnavailable
 from stoker.model.execution import ExecutionPolicy, Mount, Rung, Trust
 from stoker.model.tools import RunRequest
-from stoker.sandbox import kernel, seccomp
+from stoker.sandbox import kernel, reporter, seccomp
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.canary import namespace_offer
 from stoker.sandbox.host import SandboxHost
@@ -34,6 +34,8 @@ from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 
 _INSIDE_ID = "1000"
+_ENV = Path("/usr/bin/env")
+"""Finds the program on the path for the reporter, which does not search."""
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ETC_SHARED = (
     "/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf",
@@ -55,6 +57,7 @@ class NamespaceBackend(LocalBackend):
         super().__init__(host, _parts(host, rung))
         self.defences = Defences()
         self._offer: BoxOffer | None = None
+        self._reports = (host.runtime.scripts / reporter.NAME).exists() and _ENV.exists()
         self._system = [o for name in _SYSTEM for o in _system_directory(f"/{name}")]
         self._masks = [path for path in _MASKED if os.path.exists(path)]  # noqa: PTH110 - kernel files
 
@@ -105,21 +108,27 @@ class NamespaceBackend(LocalBackend):
         )
         status, status_write = os.pipe2(os.O_CLOEXEC)
         opened.append(status_write)
+        targets.append(status_at)
+        reported, argv = -1, self._argv(box, request)
+        if self._reports and "=" not in request.argv[0]:  # env would take it for a variable
+            reported, reported_write = os.pipe2(os.O_CLOEXEC)
+            opened.append(reported_write)
+            targets.append(reporter.STATUS_DESCRIPTOR)
+            argv = [f"{INSIDE_SCRIPTS}/{reporter.NAME}", str(_ENV), "--", *argv]
         launcher = str(self.host.runtime.launcher)
         return Prepared(
             order=WorkOrder(
-                argv=encoded_argv(
-                    [launcher, "--args", str(options_at), "--", *self._argv(box, request)]
-                ),
+                argv=encoded_argv([launcher, "--args", str(options_at), "--", *argv]),
                 rlimits=self.rlimits(box.policy.limits),
                 cgroups=len(box.group.directories) if box.group else 0,
-                targets=[*targets, status_at],
+                targets=targets,
                 identity=box.record.uid,
                 refuse_root=self.parts.leased_uid,
             ),
             passed=list(opened),
             opened=opened,
             status=status,
+            reported=reported,
         )
 
     def _argv(self, box: LocalBox, request: RunRequest) -> list[str]:
@@ -132,7 +141,8 @@ class NamespaceBackend(LocalBackend):
     def _namespaces(self, policy: ExecutionPolicy) -> list[str]:
         options = [
             "--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-            "--die-with-parent", "--hostname", "box", "--uid", _INSIDE_ID, "--gid", _INSIDE_ID,
+            "--die-with-parent", "--new-session", "--hostname", "box",
+            "--uid", _INSIDE_ID, "--gid", _INSIDE_ID,
         ]  # fmt: skip
         if self.defences.pid_namespace:
             options.append("--unshare-pid")

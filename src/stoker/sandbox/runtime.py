@@ -21,6 +21,7 @@ import msgspec
 from stoker.errors import IsolationUnavailable
 from stoker.model.execution import Baseline
 from stoker.model.value import canonical_digest
+from stoker.sandbox import kernel, reporter
 from stoker.sandbox.removal import remove_tree
 
 ROOT_RUNTIME = Path("/var/lib/stoker/runtime")
@@ -29,6 +30,7 @@ INSIDE = "/opt/python"
 INSIDE_SCRIPTS = "/opt/stoker"
 """Where boxes see our scripts."""
 _SYSTEM_PREFIX = "/usr"
+_ELF = b"\x7fELF"
 _LEFT_OUT = {
     "test", "idlelib", "tkinter", "ensurepip", "turtledemo", "lib2to3", "pydoc_data",
     "site-packages", "dist-packages",
@@ -152,12 +154,15 @@ def _folder(directory: Path, name: str, contents: dict[str, bytes]) -> Path:
         with _complete(target) as partial:
             for file, content in contents.items():
                 (partial / file).write_bytes(content)
+                (partial / file).chmod(0o755 if content.startswith(_ELF) else 0o644)
     return target
 
 
 def _script_contents() -> dict[str, bytes]:
     here = Path(__file__).parent / "inside"
-    return {name: (here / name).read_bytes() for name in _SCRIPTS}
+    contents = {name: (here / name).read_bytes() for name in _SCRIPTS}
+    program = reporter.program(kernel.machine())
+    return {**contents, reporter.NAME: program} if program else contents
 
 
 # --- launcher --------------------------------------------------------------------------------

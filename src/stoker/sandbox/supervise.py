@@ -254,7 +254,7 @@ class _Supervision:
             peak = now.memory_peak_bytes or peak
             if self._stopping is None:
                 self._limit = _from_counters(self._before, now)
-        code, number = _ending(exited.status, wrapped=work.wrapped)
+        code, number = ending(exited.status, wrapped=work.wrapped)
         if self._stopping is None and self._limit is None:
             if cpu >= work.limits.cpu_seconds or number == signal.SIGXCPU:
                 self._limit = LimitKind.CPU
@@ -306,7 +306,7 @@ def _from_counters(before: Counters, now: Counters) -> LimitKind | None:
     return None
 
 
-def _ending(status: int, *, wrapped: bool) -> tuple[int | None, int | None]:
+def ending(status: int, *, wrapped: bool) -> tuple[int | None, int | None]:
     """Return exit code and signal of a wait status."""
     if os.WIFSIGNALED(status):
         return None, os.WTERMSIG(status)
