@@ -13,7 +13,8 @@ LIBRARIES = frozenset(
     {"asyncio", "anyio", "sniffio", "httpx", "httpcore", "aiohttp", "types", "contextlib"}
 )
 """Packages whose frames are not where a program stands."""
-_FOREIGN: dict[CodeType, bool] = {}
+_FOREIGN: dict[int, tuple[CodeType, bool]] = {}
+"""By identity: equal code objects may come from different files. Holding them keeps ids unique."""
 
 
 def library(frame: FrameType) -> str | None:
@@ -55,11 +56,12 @@ def standing(coroutine: object) -> str:
 
 def _foreign(frame: FrameType) -> bool:
     """Whether ``frame`` is ours or a library's; asked at every verb, hence remembered by code."""
-    known = _FOREIGN.get(frame.f_code)
+    code = frame.f_code
+    known = _FOREIGN.get(id(code))
     if known is None:
-        ours = frame.f_code.co_filename.startswith(_ROOM)
-        known = _FOREIGN[frame.f_code] = ours or library(frame) is not None
-    return known
+        ours = code.co_filename.startswith(_ROOM)
+        known = _FOREIGN[id(code)] = (code, ours or library(frame) is not None)
+    return known[1]
 
 
 def raised_at(trace: TracebackType | None, file: str) -> str:
