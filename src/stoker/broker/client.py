@@ -215,7 +215,7 @@ class LedgerClient(LedgerVerbs):
                 return None
             if not data:
                 return None
-            for document in frames.feed(data):
+            for document in list(frames.feed(data)):  # to its end: what is fed is kept until then
                 message = decode_answer(document)
                 if isinstance(message, Answer) and message.fault is not None:
                     raise from_record(message.fault)

@@ -48,11 +48,18 @@ class Exchange:
         self.service = service
         self._waiting: dict[Pending, None] = {}
 
-    def run(self, group: Sequence[Pending], now: Instant) -> None:
-        """Carry out a group and answer everything that can be answered."""
+    def run(self, group: Sequence[Pending], now: Instant) -> bool:
+        """Carry out a group and answer everything that can be answered.
+
+        Returns ``False`` when the disk was full: nothing was kept, and trying at once is no use.
+        """
+        if not group and not self._due(now):
+            return True
+        kept = True
         try:
             answers = self._group(group, now)
         except StorageFull as error:
+            kept = False
             self.service.rollback(now)
             _log.warning("no room on the disk for %d requests: %s", len(group), error)
             answers = [(pending, _no_room(error)) for pending in group]
@@ -64,9 +71,8 @@ class Exchange:
             if len(group) != 1:
                 if not group:
                     raise
-                for pending in group:
-                    self.run((pending,), now)
-                return
+                kept_each = [self.run((pending,), now) for pending in group]
+                return all(kept_each)
             answers = [
                 (group[0], InternalError(f"the ledger could not carry out a request: {error!r}"))
             ]
@@ -75,6 +81,13 @@ class Exchange:
             self._waiting.pop(pending, None)
             if not pending.forgotten:
                 pending.answer(answer)
+        return kept
+
+    def _due(self, now: Instant) -> bool:
+        """Return whether there is something to do although nobody has asked for anything."""
+        wake = self.service.next_wake()
+        woken = any(pending.seen != self._seq(pending) for pending in self._waiting)
+        return woken or (wake is not None and wake <= now.boot)
 
     def _group(self, group: Sequence[Pending], now: Instant) -> list[tuple[Pending, Answer]]:
         service = self.service

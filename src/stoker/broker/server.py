@@ -34,6 +34,7 @@ from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
 _READ_BYTES = 256 * 1024
 _UNSENT_BYTES_MAX = 256 * 1024 * 1024
 """A peer that does not read for this long a queue is closed."""
+_FULL_SECONDS = 0.2
 _PEER = struct.Struct("3i")
 _log = logging.getLogger("stoker.ledger")
 
@@ -73,6 +74,8 @@ class Server:
         self._alarms: list[tuple[float, int, Connection, int]] = []
         self._serial = count()
         self._stopping = False
+        self._breathe = False
+        """The disk was full: do not spin on what time demands."""
         self._group: list[Pending] = []
 
     def stop(self) -> None:
@@ -96,7 +99,7 @@ class Server:
             for key, mask in ready:
                 self._serve_ready(key.data, mask)
             group, self._group = self._group, []
-            self._exchange.run(group, after)
+            self._breathe = not self._exchange.run(group, after)
             self._ring()
             for connection in [c for c in self._connections if c.unsent or c.closing]:
                 self._send(connection)
@@ -118,7 +121,8 @@ class Server:
             moments.append(self._alarms[0][0] - self._clock.monotonic())
         if not self._connections:
             moments.append(quiet_since + self._idle_exit - self._clock.monotonic())
-        return max(0.0, min(moments)) if moments else None
+        least = _FULL_SECONDS if self._breathe else 0.0
+        return max(least, min(moments)) if moments else None
 
     def _forgive_own_sleep(self, before: Instant, after: Instant, timeout: float | None) -> None:
         """A ledger that was itself stopped must not take its own silence for its workers'."""

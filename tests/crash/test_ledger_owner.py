@@ -1,0 +1,385 @@
+"""The owner process, really killed: every fault point, bad frames, full disk, second owners."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+import stoker.broker.owner
+from stoker.broker.base import (
+    CapabilitiesRequest,
+    CompleteDisposition,
+    JournalRequest,
+    LedgerLimits,
+    StatsRequest,
+)
+from stoker.broker.client import connect, owner_pid
+from stoker.broker.envelope import Answer, Call, encode
+from stoker.broker.place import socket_path
+from stoker.broker.spawn import OwnerSettings, spawn_owner
+from stoker.errors import LedgerStorageFailed, LedgerUnavailable, RunDirectoryUnusable
+from stoker.model.action import Effect
+from stoker.model.completion import CompletionStatus
+from stoker.model.ids import ActionId, Fence
+from stoker.seams.faultpoints import POINTS
+from stoker.wire.frames import FRAME_BYTES_MAX, PROTOCOL_VERSION, Hello
+from support.ledger import BOUND_SECONDS, ROLLOUT, RUN, WORKER, Harness, act, action
+from support.ledger_process import (
+    RawPeer,
+    end_owners,
+    start_owner,
+    wait_for_end,
+    wait_until_published,
+)
+
+assert stoker.broker.owner  # importing it declares the owner's fault points
+
+LEDGER_POINTS = sorted(name for name in POINTS if name.startswith("ledger."))
+OPENING = {"ledger.open.before", "ledger.open.after"}
+CYCLES = 6
+FOREIGNER = """
+import os, socket, sys
+os.setgid(65534)
+os.setuid(65534)
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+try:
+    sock.connect(sys.argv[1])
+except PermissionError:
+    os._exit(8)
+os._exit(7 if b"wire_violation" in sock.recv(4096) else 9)
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    """A ledger's directory whose daemon, if any is left, is ended afterwards."""
+    yield tmp_path
+    end_owners()
+    pid = owner_pid(tmp_path)
+    if pid is not None:
+        os.kill(pid, signal.SIGTERM)
+
+
+def talk(place: Path, scenario: Callable[[Harness], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        harness = Harness("owner", place, LedgerLimits())
+        await harness.open()
+        try:
+            async with asyncio.timeout(BOUND_SECONDS):
+                await harness.attach()
+                await harness.enroll()
+                await scenario(harness)
+        finally:
+            await harness.ledger.close()
+
+    asyncio.run(whole())
+
+
+class Promises:
+    """What the clients were told."""
+
+    def __init__(self) -> None:
+        self.accepted: list[ActionId] = []
+        self.done: list[ActionId] = []
+        self.fences: list[Fence] = []
+        self.entries = 0
+
+
+async def work(h: Harness, promises: Promises) -> None:
+    """Run whole cycles, noting each promise the moment it is made."""
+    for number in range(CYCLES):
+        [disposition] = await h.submit(action(number, effect=Effect.EXTERNAL))
+        assert disposition in ("accepted", "duplicate")
+        promises.accepted.append(act(number))
+        promises.entries = h.seqs[ROLLOUT]
+        [lease] = await h.lease(slots=1)
+        promises.fences.append(lease.fence)
+        await h.start(lease)
+        [said] = await h.complete(lease)
+        assert said in (CompleteDisposition.OK, CompleteDisposition.ALREADY)
+        promises.done.append(act(number))
+
+
+@pytest.mark.parametrize("point", LEDGER_POINTS)
+@pytest.mark.parametrize("nth", [1, 7])
+def test_b6_the_owner_killed_at_every_point_keeps_what_it_promised(
+    place: Path, point: str, nth: int
+) -> None:
+    if point in OPENING and nth > 1:
+        pytest.skip("an owner opens once")
+    owner = start_owner(place, f"{point}=kill@{nth}")
+    opening = point in OPENING or nth == 1
+    if not opening:
+        wait_until_published(place, owner)
+    promises = Promises()
+
+    async def scenario(h: Harness) -> None:
+        await work(h, promises)
+        results = await h.completed()
+        assert sorted(results) == sorted(promises.done) == sorted(promises.accepted)
+        assert {r.status for r in results.values()} == {CompletionStatus.OK}
+        journal = await h.ledger.journal(JournalRequest(run_id=RUN, rollout_id=ROLLOUT))
+        assert len(journal.events) == promises.entries == CYCLES
+        assert promises.fences == sorted(set(promises.fences)), "fences never come back"
+        assert await h.lease() == [], "nothing is run twice"
+        stats = await h.ledger.stats()
+        assert stats.attempts_total == CYCLES
+
+    if opening:
+        assert wait_for_end(owner) == -signal.SIGKILL, f"{point} was never reached"
+        talk(place, scenario)
+    else:
+        talk(place, scenario)
+        assert wait_for_end(owner) == -signal.SIGKILL, f"{point} was never reached"
+
+
+def test_killed_at_random_moments_while_many_requests_are_under_way(place: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        fences: set[Fence] = set()
+        done: set[ActionId] = set()
+        number = 0
+        for _ in range(5):
+            submits = [action(number + n) for n in range(20)]
+            number += 20
+            [pid] = [owner_pid(place)]
+            appending = asyncio.create_task(h.append(*submits))
+            leasing = asyncio.create_task(h.lease(slots=64))
+            await asyncio.sleep(0)
+            if pid is not None:
+                os.kill(pid, signal.SIGKILL)
+            await appending
+            leases = await leasing + await h.lease(slots=64)
+            assert not fences & {lease.fence for lease in leases}
+            fences |= {lease.fence for lease in leases}
+            await h.start(*leases)
+            assert len(leases) == 20
+            await h.complete(*leases)
+            done |= {lease.action.action_id for lease in leases}
+        assert set(await h.completed()) == done
+        assert len(done) == number
+
+    talk(place, scenario)
+
+
+def test_b14_bad_frames_close_their_connection_with_a_typed_error_and_the_owner_lives(
+    place: Path,
+) -> None:
+    owner = start_owner(place)
+    wait_until_published(place, owner)
+    good = RawPeer(place)
+    call = encode(Call(1, StatsRequest()))
+    hello = encode(Hello(protocol=PROTOCOL_VERSION, role="x"))
+    bad: dict[str, tuple[bool, list[bytes]]] = {
+        "wrong version": (False, [encode(Hello(protocol=99, role="x"))]),
+        "no hello": (False, [call]),
+        "not msgpack": (True, [b"\xc1\xc1\xc1"]),
+        "another type": (True, [hello]),
+        "an unknown verb": (True, [msgspec.msgpack.encode({"type": "call", "call_id": 1})]),
+        "call id 0": (True, [encode(Call(0, StatsRequest()))]),
+    }
+    for name, (greet, documents) in bad.items():
+        peer = RawPeer(place, greet=greet)
+        for document in documents:
+            peer.send(document)
+        answer = peer.receive()
+        assert isinstance(answer, Answer), name
+        assert answer.fault is not None, name
+        assert answer.fault.code == "wire_violation", name
+        assert peer.receive() is None, f"{name}: the connection stays open"
+        peer.close()
+    oversized = RawPeer(place)
+    oversized.sock.sendall((FRAME_BYTES_MAX + 1).to_bytes(4, "big"))
+    answer = oversized.receive()
+    assert isinstance(answer, Answer)
+    assert answer.fault is not None
+    oversized.close()
+    truncated = RawPeer(place)
+    truncated.sock.sendall(b"\x00\x00\x10\x00half")
+    truncated.close()
+    assert good.ask(CapabilitiesRequest()).reply is not None
+    good.close()
+    owner.terminate()
+    assert wait_for_end(owner) == 0
+
+
+def test_b14_replayed_frames_are_answered_and_applied_once(place: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1))
+        [lease] = await h.lease()
+        for _ in range(2):
+            assert [str(v) for v in await h.start(lease)] == ["ok"]
+        assert [str(d) for d in await h.complete(lease)] == ["ok"]
+        assert [str(d) for d in await h.complete(lease)] == ["already"]
+
+    talk(place, scenario)
+
+
+@pytest.mark.root
+def test_b14_a_foreign_user_is_refused(place: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("needs root to become another user; run as root")
+    with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
+        Path(runtime).chmod(0o755)
+        owner = start_owner(place, runtime=runtime)
+        wait_until_published(place, owner)
+        mine = RawPeer(place)
+        published = socket_path(place, {"XDG_RUNTIME_DIR": runtime})
+        foreigner = [sys.executable, "-c", FOREIGNER, str(published)]
+        assert subprocess.run(foreigner, check=False).returncode == 8, "the directory lets it in"
+        published.parent.chmod(0o755)  # the second door: the peer's credentials
+        published.chmod(0o777)
+        assert subprocess.run(foreigner, check=False).returncode == 7, "no typed refusal"
+        assert mine.ask(CapabilitiesRequest()).reply is not None
+        mine.close()
+        owner.terminate()
+        assert wait_for_end(owner) == 0
+
+
+def test_a_second_owner_ends_quietly(place: Path) -> None:
+    owner = start_owner(place)
+    wait_until_published(place, owner)
+    second = start_owner(place)
+    assert wait_for_end(second) == 0
+    assert owner_pid(place) == owner.pid
+    spawn_owner(place, OwnerSettings())
+    assert owner_pid(place) == owner.pid
+    owner.terminate()
+    assert wait_for_end(owner) == 0
+    assert owner_pid(place) is None
+
+
+def test_an_owner_nobody_uses_ends_by_itself(place: Path) -> None:
+    owner = start_owner(place, settings=OwnerSettings(idle_exit_seconds=0.2))
+    assert wait_for_end(owner) == 0
+
+
+@pytest.mark.parametrize("nth", [5, 6, 7, 12])
+def test_b12_a_full_disk_rejects_the_group_and_the_owner_goes_on(place: Path, nth: int) -> None:
+    owner = start_owner(place, f"ledger.commit.before=disk_full@{nth}")
+    wait_until_published(place, owner)
+    rejected = 0
+
+    async def scenario(h: Harness) -> None:
+        nonlocal rejected
+        for number in range(6):
+            while True:
+                try:
+                    await h.submit(action(number))
+                    break
+                except LedgerStorageFailed:
+                    rejected += 1
+            while True:
+                try:
+                    leases = await h.lease()
+                    await h.complete(*leases)
+                    break
+                except LedgerStorageFailed:
+                    rejected += 1
+        assert await h.lease() == []
+        journal = await h.ledger.journal(JournalRequest(run_id=RUN, rollout_id=ROLLOUT))
+        assert len(journal.events) == 6, "nothing half-written"
+
+    talk(place, scenario)
+    assert rejected == 1
+    assert owner.poll() is None, "the owner lives"
+    owner.terminate()
+    assert wait_for_end(owner) == 0
+
+
+@pytest.mark.root
+def test_b12_a_really_full_disk(tmp_path: Path) -> None:
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)],
+        check=False,
+        capture_output=True,
+    )
+    if mounted.returncode:
+        pytest.skip("cannot mount a small tmpfs; run as root with CAP_SYS_ADMIN")
+    try:
+        ballast = place / "ballast"
+        ballast.write_bytes(bytes(700_000))
+
+        async def scenario(h: Harness) -> None:
+            accepted: list[ActionId] = []
+            number = 0
+            while True:
+                try:
+                    await h.submit(action(number, bytes(16_000)))
+                except LedgerStorageFailed:
+                    break
+                accepted.append(act(number))
+                number += 1
+                assert number < 1_000, "the disk never filled up"
+            ballast.unlink()
+            assert await h.submit(action(number, bytes(16_000))) == ["accepted"]
+            leases = await h.lease(slots=1_000)
+            assert [one.action.action_id for one in leases] == [*accepted, act(number)]
+            journal = await h.ledger.journal(JournalRequest(run_id=RUN, rollout_id=ROLLOUT))
+            assert len(journal.events) == len(accepted) + 1
+
+        talk(place, scenario)
+    finally:
+        pid = owner_pid(place)
+        if pid is not None:
+            os.kill(pid, signal.SIGKILL)
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_b16_the_start_of_an_external_action_is_synced_before_its_reply(place: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2, effect=Effect.EXTERNAL))
+        plain, external = await h.lease()
+        before = (await h.ledger.stats()).syncs_total
+        await h.start(plain)
+        between = (await h.ledger.stats()).syncs_total
+        await h.start(external)
+        after = (await h.ledger.stats()).syncs_total
+        assert (between - before, after - between) == (0, 1)
+        await h.start(external)
+        assert (await h.ledger.stats()).syncs_total == after, "a repetition needs no sync"
+
+    talk(place, scenario)
+
+
+def test_without_an_owner_a_client_that_may_not_spawn_gives_up(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.broker.client.RECONNECT_SECONDS", 0.2)
+
+    async def scenario() -> None:
+        with pytest.raises(LedgerUnavailable):
+            await connect(place, role="test", spawn=False)
+
+    asyncio.run(scenario())
+    assert list(place.iterdir()) == []
+
+
+def test_a_place_that_cannot_hold_a_ledger_is_refused_at_once() -> None:
+    async def scenario() -> None:
+        with pytest.raises(RunDirectoryUnusable):
+            await connect(Path("/proc/stoker"), role="test")
+
+    asyncio.run(scenario())
+
+
+def test_the_worker_keeps_its_lease_while_the_owner_is_replaced(place: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1))
+        [lease] = await h.lease()
+        await h.start(lease)
+        first = owner_pid(place)
+        await h.crash()
+        assert [str(v) for v in await h.heartbeat(lease)] == ["ok"]
+        assert owner_pid(place) not in (None, first)
+        assert [str(d) for d in await h.complete(lease, worker=WORKER)] == ["ok"]
+
+    talk(place, scenario)
