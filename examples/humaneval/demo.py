@@ -112,14 +112,18 @@ def _promises(
 ) -> list[Promise]:
     lockstep, steady, resumed = (passed.snapshot for passed in all_passed)
     count = len(stage.tasks)
-    solved = [round((lockstep.reward_mean or 0.0) * sum(lockstep.outcomes.values()))]
-    solved += [record.solved for record in records]
+    solved = [report.solved(all_passed[0]), *(record.solved for record in records)]
+    failures = [f"; {record.first_failure}" for record in records if record.first_failure]
     unequal = differences(*records)
     twice = [sign for record in records for sign in run_twice(record, stage.counter)]
     actions = sum(record.actions for record in records)
     leaked = [one.boxes_leaked + one.boxes_alive for one in (lockstep, steady, resumed)]
     return [
-        Promise("solved", solved == [count] * 3, f"{_of(solved)} of {count}, in each pass"),
+        Promise(
+            "solved",
+            solved == [count] * 3,
+            f"{_of(solved)} of {count}, in each pass{''.join(failures[:1])}",
+        ),
         Promise(
             "killed and resumed equals uninterrupted",
             not unequal,
@@ -128,7 +132,7 @@ def _promises(
         Promise(
             "no tool ran twice",
             not twice,
-            twice[0] if twice else f"{actions} actions, one attempt each, counted at the tool too",
+            twice[0] if twice else f"{actions} actions, one attempt each; the tool agrees",
         ),
         Promise("boxes leaked", leaked == [0, 0, 0], _of(leaked)),
     ]

@@ -10,6 +10,7 @@ the device had room, and the barrier held it.
 
 import asyncio
 import os
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from stoker.config.tree import Settings
 from stoker.coordinator.lane import Lane
 from stoker.coordinator.lane_figures import LaneFigures, LaneMeter, LaneState
 from stoker.coordinator.request import Observer
-from stoker.coordinator.view import LaneView, RunSnapshot
+from stoker.coordinator.view import ClassView, LaneView, RunSnapshot
 from stoker.inference.open import open_model
 from stoker.model.execution import Baseline, ExecutionPolicy
 from stoker.model.generation import GenerateRequest, Generation, Message, Role, Sampling
@@ -35,6 +36,7 @@ from stoker.sandbox.select import choose_backend
 from stoker.seams.clock import SystemClock
 from stoker.worker.process import NICENESS
 
+_CLASSES = ("tests", "waits")
 _LOOK_SECONDS = 0.25
 _RUN_SECONDS = 20.0
 _GRADE_SECONDS = 30.0
@@ -75,8 +77,11 @@ async def run_lockstep(
         for start in range(0, len(tasks), batch):
             await loop.batch(tasks[start : start + batch])
         figures, seconds = loop.lane.figures(), loop.lane.totals().seconds
+        telling.cancel()
         await loop.close()
-        return loop.snapshot(figures, seconds, len(tasks), leaked=host.leaked())
+        snapshot = loop.snapshot(figures, seconds, len(tasks), leaked=host.leaked())
+        observer(snapshot)
+        return snapshot
 
 
 class _Loop:
@@ -87,14 +92,17 @@ class _Loop:
         self._tests, self._waits = tests, waits
         self._settings = settings
         classes = settings.workers.classes
-        self._slots = {name: asyncio.Semaphore(one.slots or 1) for name, one in classes.items()}
+        self._slots = {name: asyncio.Semaphore(classes[name].slots or 1) for name in _CLASSES}
         self._baseline = Baseline(
             name="python", environment=settings.sandbox.baselines["python"].environment
         )
         self._barrier = LaneMeter(SystemClock())
         self._held = 0
         self._boxes = 0
-        self.active = self.finished = self.solved = self.actions = 0
+        self.active = self.finished = self.solved = 0
+        self._waiting: Counter[str] = Counter()
+        self._busy: Counter[str] = Counter()
+        self._done: Counter[str] = Counter()
         self.offers: dict[str, str] = {}
 
     @classmethod
@@ -104,7 +112,7 @@ class _Loop:
         """Choose the same backends a worker would, then start the clock."""
         backends: dict[str, Backend] = {}
         offers: dict[str, str] = {}
-        for name in ("tests", "waits"):
+        for name in _CLASSES:
             backend = await choose_backend(_policy(settings, name), host)
             stack.push_async_callback(backend.close)
             offer = await backend.offer()
@@ -205,9 +213,13 @@ class _Loop:
     @asynccontextmanager
     async def _action(self, worker_class: str) -> AsyncIterator[None]:
         """Hold one of the class's slots, as an action on a worker does."""
+        self._waiting[worker_class] += 1
         async with self._slots[worker_class]:
+            self._waiting[worker_class] -= 1
+            self._busy[worker_class] += 1
             yield
-        self.actions += 1
+        self._busy[worker_class] -= 1
+        self._done[worker_class] += 1
 
     # --- the barrier ---------------------------------------------------------------------------
 
@@ -260,16 +272,27 @@ class _Loop:
                 tokens=lane.tokens,
                 retries=lane.retries,
             ),
-            classes={},
+            classes={name: self._class(name) for name in sorted(self._slots)},
             latency_ms_p50=None,
             latency_ms_p99=None,
-            actions=self.actions,
+            actions=self._done.total(),
             retries=0,
             faults={},
             boxes_alive=0,
             boxes_leaked=leaked,
             isolation=self.offers,
             accept_shared_kernel=self._settings.sandbox.accept_shared_kernel,
+        )
+
+    def _class(self, name: str) -> ClassView:
+        slots = self._settings.workers.classes[name].slots or 1
+        return ClassView(
+            queued=self._waiting[name],
+            running=self._busy[name],
+            slots=slots,
+            oldest_queued_seconds=0.0,
+            finished=self._done[name],
+            busy_share=self._busy[name] / slots,
         )
 
 

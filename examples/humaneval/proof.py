@@ -84,6 +84,18 @@ class Recorded:
         told = self.rollouts.values()
         return sum(one.outcome is not None and one.outcome.reward == 1.0 for one in told)
 
+    @property
+    def first_failure(self) -> str:
+        """What became of the first rollout that was not solved; empty when all were."""
+        for task, told in self.rollouts.items():
+            outcome = told.outcome
+            if outcome is None:
+                return f"{task} has no outcome"
+            if outcome.reward != 1.0:
+                why = outcome.fault.message if outcome.fault is not None else outcome.reason
+                return f"{task} {outcome.kind} {outcome.reward if why == '' else why}"
+        return ""
+
 
 async def read_run(run: RunDirectory) -> Recorded:
     """Return everything the run's ledger holds."""

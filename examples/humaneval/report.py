@@ -12,6 +12,7 @@ from tasks import WAIT_MEDIAN_SECONDS, WAIT_SCALE, WAIT_SECONDS_MAX
 
 from stoker.cli.output import duration, percent, table
 from stoker.inference.profile import SimProfile
+from stoker.model.outcome import OutcomeKind
 
 WIDTH = 80
 
@@ -63,17 +64,22 @@ def say_pass(out: Console, number: int, what: str) -> None:
 
 def say_passed(out: Console, passed: Passed) -> None:
     """Say how a pass ended, in a line."""
+    total = passed.snapshot.rollouts_total
+    out.print(f"   {solved(passed)} of {total} solved in {duration(passed.seconds)}")
+
+
+def solved(passed: Passed) -> int:
+    """Return how many rollouts of a pass earned the full reward."""
     snapshot = passed.snapshot
-    solved = round((snapshot.reward_mean or 0.0) * sum(snapshot.outcomes.values()))
-    out.print(f"   {solved} of {snapshot.rollouts_total} solved in {duration(passed.seconds)}")
+    return round((snapshot.reward_mean or 0.0) * snapshot.outcomes.get(OutcomeKind.COMPLETED, 0))
 
 
 def say_killed(out: Console, killed: Killed) -> None:
     """Say what the kill hit."""
     out.print(
-        f"   process {killed.pid} was killed with -9 after {duration(killed.after_seconds)}: "
-        f"{killed.finished} rollouts finished,\n   {killed.in_flight} in flight, "
-        f"{killed.actions_unfinished} of their actions queued or running; then resumed"
+        f"   process {killed.pid} was killed with -9 after {duration(killed.after_seconds)}: of its "
+        f"rollouts\n   {killed.finished} had finished and {killed.in_flight} were in flight, with "
+        f"{killed.actions_unfinished} actions queued or running"
     )
 
 
