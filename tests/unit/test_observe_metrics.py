@@ -50,10 +50,10 @@ def test_each_kind_records() -> None:
 def test_totals_counted_elsewhere_survive_a_restart_of_their_counter() -> None:
     metrics = Metrics()
     for total in (5, 5, 9, 2):
-        metrics.total(catalogue.RETRIES, total, worker_class="fast")
-    metrics.total(catalogue.RETRIES, 1, worker_class="tests")
-    assert value(metrics.registry, "stoker_retries_total", worker_class="fast") == 11
-    assert value(metrics.registry, "stoker_retries_total", worker_class="tests") == 1
+        metrics.total(catalogue.OUTCOMES, total, outcome="completed")
+    metrics.total(catalogue.OUTCOMES, 1, outcome="failed")
+    assert value(metrics.registry, "stoker_outcomes_total", outcome="completed") == 11
+    assert value(metrics.registry, "stoker_outcomes_total", outcome="failed") == 1
 
 
 def test_a_wrong_label_is_a_bug_of_ours() -> None:
