@@ -145,6 +145,8 @@ class Rig:
         self.configure(settings or {})
         self.log = log or folder / "tools.log"
         """Where tools leave their lines."""
+        self.armed = folder / "armed"
+        """There while an armed fault point has not been reached."""
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.coordinators = 0
         self.others: list[subprocess.Popen[bytes]] = []
@@ -156,7 +158,10 @@ class Rig:
     # --- starting and ending -----------------------------------------------------------------
 
     def start(self, *extra: str, fault: str = "") -> subprocess.Popen[bytes]:
-        """Start a coordinator: of a new run, or with ``--resume`` where there is one."""
+        """Start a coordinator: of a new run, or with ``--resume`` where there is one.
+
+        ``fault`` (``point=kill@1``) is armed in it and in whatever it starts; one process acts.
+        """
         assert self.coordinator is None or self.coordinator.poll() is not None, "one at a time"
         self.coordinator = self.spawn(*extra, fault=fault)
         return self.coordinator
@@ -182,13 +187,16 @@ class Rig:
 
     def _popen(self, command: list[str], name: str, fault: str) -> subprocess.Popen[bytes]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
+        if fault:
+            self.armed.touch()
+            kept |= {"STOKER_FAULT": fault, "STOKER_FAULT_ONCE": str(self.armed)}
         out = (self.folder / f"{name}.out").open("wb")
         err = (self.folder / f"{name}.err").open("wb")
         with out, err:
             return subprocess.Popen(
                 command,
                 cwd=self.folder,
-                env={**kept, "STOKER_FAULT": fault} if fault else kept,
+                env=kept,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
