@@ -101,6 +101,20 @@ async def _own_awaitable(_ctx: stoker.Context) -> None:
     await Odd()
 
 
+_IN_A_GROUP = """
+async with library.create_task_group() as group:
+    group.start_soon(library.sleep, 1)
+"""
+_WITH_A_LIMIT = """
+with library.fail_after(1):
+    await ctx.sleep(1)
+"""
+_WITH_A_CLIENT = """
+async with library.AsyncClient() as client:
+    await client.get("http://127.0.0.1:9/")
+"""
+
+
 def _named(value: object) -> str:
     return str(getattr(value, "__name__", value))
 
@@ -113,7 +127,7 @@ CASES: list[tuple[Foreign, str, str]] = [
     (_task_group, "asyncio.TaskGroup", "ctx.gather"),
     (_timeout, "asyncio.timeout", "ctx.timeout"),
     (_sleep, "asyncio.sleep", "ctx.sleep"),
-    (_sleep_zero, "asyncio.sleep(0)", "ctx.sleep"),
+    (_sleep_zero, "asyncio.sleep", "ctx.sleep"),
     (_to_thread, "asyncio.to_thread", "ctx.local"),
     (_connection, "asyncio.open_connection", "ctx.call"),
     (_subprocess, "asyncio.create_subprocess_exec", "box.run"),
@@ -229,3 +243,30 @@ def test_the_loop_of_the_process_itself_is_put_back() -> None:
         return result
 
     assert asyncio.run(host()).outcome is not None
+
+
+@pytest.mark.parametrize(
+    ("library", "code", "names", "instead"),
+    [
+        ("anyio", "await library.sleep(1)", "anyio.sleep", "ctx.sleep"),
+        ("anyio", "await library.to_thread.run_sync(len, 'x')", "anyio.run_sync", "ctx.local"),
+        ("anyio", _IN_A_GROUP, "anyio.TaskGroup", "ctx.gather"),
+        ("anyio", _WITH_A_LIMIT, "anyio.fail_after", "ctx.timeout"),
+        ("httpx", _WITH_A_CLIENT, "httpx.", "ctx.local"),
+    ],
+)
+@pytest.mark.parametrize("catch", [False, True])
+def test_c12_async_libraries_are_named_and_taint(
+    *, library: str, code: str, names: str, instead: str, catch: bool
+) -> None:
+    module = pytest.importorskip(library, reason=f"{library} is not installed: pip install it")
+    scope: dict[str, Any] = {"library": module}
+    body = "".join(f"    {line}\n" for line in code.splitlines())
+    exec(compile(f"async def foreign(ctx):\n{body}", __file__, "exec"), scope)
+    result = drive(program_around(scope["foreign"], catch=catch))
+    assert result.outcome is not None
+    assert result.outcome.reward is None
+    assert result.outcome.fault is not None
+    assert result.outcome.fault.code == "foreign_awaitable"
+    assert names in result.outcome.fault.message
+    assert instead in result.outcome.fault.message

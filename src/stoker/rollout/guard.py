@@ -15,15 +15,17 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from types import FrameType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 from stoker.errors import ForeignAwaitable, StokerError, VerbMisused
-from stoker.rollout.position import Place, caller, library
+from stoker.rollout.position import WRAPPERS, Place, caller, library, library_called, standing
 
 _set_loop: Callable[[Any], None] = asyncio._set_running_loop  # noqa: SLF001 - the loop's own seam
 _get_loop: Callable[[], Any] = asyncio._get_running_loop  # noqa: SLF001 - the loop's own seam
 
 _INSTEAD_OF_LOCKS = "plain variables (siblings take turns, only at an await) and ctx.gather(…)"
+_INSTEAD_OF_HTTP = "a @stoker.tool with ctx.call(…), or ctx.local(function, …) with a plain client"
+_HTTP = frozenset({"httpx", "httpcore", "aiohttp"})
 _INSTEAD = {
     "gather": "ctx.gather(…)",
     "TaskGroup": "ctx.gather(…)",
@@ -38,6 +40,10 @@ _INSTEAD = {
     "time": "ctx.now()",
     "to_thread": "ctx.local(function, …)",
     "run_in_executor": "ctx.local(function, …)",
+    "run_sync": "ctx.local(function, …)",
+    "fail_after": "async with ctx.timeout(…)",
+    "move_on_after": "async with ctx.timeout(…)",
+    "CancelScope": "async with ctx.timeout(…)",
     "open_connection": "ctx.call(…) for a tool, or ctx.local(function, …)",
     "Lock": _INSTEAD_OF_LOCKS,
     "Event": _INSTEAD_OF_LOCKS,
@@ -114,10 +120,15 @@ def refuse(what: str, instead: str, place: object) -> ForeignAwaitable:
     return error
 
 
-def describe_yielded(yielded: object, place: object) -> ForeignAwaitable:
-    """Return the error for something that was awaited and is no verb of this rollout."""
+def describe_yielded(yielded: object, coroutine: object) -> ForeignAwaitable:
+    """Return the error for something ``coroutine`` awaited that is no verb of this rollout."""
+    place = standing(coroutine)
+    called = library_called(coroutine)
+    if called is not None:
+        package, name = called
+        return refuse(f"{package}.{name}", _instead(package, name), place)
     if yielded is None:
-        return refuse("asyncio.sleep(0) or a bare yield", "ctx.sleep(…)", place)
+        return refuse("a bare yield", "ctx.sleep(…)", place)
     kind = f"{type(yielded).__module__}.{type(yielded).__qualname__}"
     if kind.startswith("stoker."):
         return refuse("a verb of another rollout's context", "the ctx it was given", place)
@@ -130,8 +141,13 @@ def _refuse_method(method: str, arguments: tuple[object, ...]) -> ForeignAwaitab
             argument.close()  # else Python reports it as never awaited
     place = caller()
     called, module = _called_by_program(method)
-    instead = _INSTEAD.get(called) or _INSTEAD.get(method) or _INSTEAD_OTHERWISE
-    return refuse(f"{module}.{called} ({method})", instead, place)
+    return refuse(f"{module}.{called} ({method})", _instead(module, called, method), place)
+
+
+def _instead(package: str, *names: str) -> str:
+    if package in _HTTP:
+        return _INSTEAD_OF_HTTP
+    return next((_INSTEAD[name] for name in names if name in _INSTEAD), _INSTEAD_OTHERWISE)
 
 
 def _called_by_program(method: str) -> tuple[str, str]:
@@ -145,6 +161,9 @@ def _called_by_program(method: str) -> tuple[str, str]:
         top = library(frame)
         if top is None:
             break
+        if top in WRAPPERS:
+            frame = frame.f_back
+            continue
         owner = frame.f_locals.get("self")
         inner = frame.f_code.co_name
         named = type(owner).__name__ if owner is not None else inner
@@ -195,6 +214,12 @@ class _GuardTask:
     def done(self) -> bool:
         """Return ``False``."""
         return False
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        # Libraries reach for private parts of a task; an AttributeError could be caught unseen.
+        raise _refuse_method(f"task.{name}", ())
 
 
 for _name in _TASK_METHODS:

@@ -13,6 +13,8 @@ LIBRARIES = frozenset(
     {"asyncio", "anyio", "sniffio", "httpx", "httpcore", "aiohttp", "types", "contextlib"}
 )
 """Packages whose frames are not where a program stands."""
+WRAPPERS = frozenset({"types", "contextlib"})
+"""Those of them that say nothing of what was called."""
 _FOREIGN: dict[int, tuple[CodeType, bool]] = {}
 """By identity: equal code objects may come from different files. Holding them keeps ids unique."""
 
@@ -62,6 +64,22 @@ def _foreign(frame: FrameType) -> bool:
         ours = code.co_filename.startswith(_ROOM)
         known = _FOREIGN[id(code)] = (code, ours or library(frame) is not None)
     return known[1]
+
+
+def library_called(coroutine: object) -> tuple[str, str] | None:
+    """Return package and name of the library function that ``coroutine``'s own code awaits."""
+    found: tuple[str, str] | None = None
+    inner: object = coroutine
+    while inner is not None:
+        frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
+        if frame is not None:
+            top = library(frame)
+            if top is None:
+                found = None  # the program's code again: what it awaits further in counts
+            elif found is None and top not in WRAPPERS:
+                found = (top, frame.f_code.co_name)
+        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None)
+    return found
 
 
 def raised_at(trace: TracebackType | None, file: str) -> str:

@@ -16,7 +16,14 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from stoker.errors import Evicted, InternalError, StokerError, VerbMisused, from_record
+from stoker.errors import (
+    Evicted,
+    ForeignAwaitable,
+    InternalError,
+    StokerError,
+    VerbMisused,
+    from_record,
+)
 from stoker.model.events import Verb
 from stoker.model.ids import CallPath
 from stoker.model.value import canonical_bytes
@@ -247,7 +254,7 @@ class Trampoline:
 
     def _suspended(self, scope: Scope, yielded: object) -> None:
         if not isinstance(yielded, Operation) or yielded.trampoline is not self:
-            error = guard.describe_yielded(yielded, standing(scope.coroutine))
+            error = guard.describe_yielded(yielded, scope.coroutine)
             self._tree.resume(scope, None, error, at_once=True)
         elif isinstance(yielded, JoinOperation):
             self._tree.fork(scope, yielded)
@@ -349,6 +356,7 @@ class Trampoline:
     def _end(self, outcome: ProgramOutcome) -> None:
         self.outcome = outcome
         if outcome.reward is None:
+            self._name_the_cause(outcome)
             return
         if self.unawaited:
             self.misused(
@@ -358,6 +366,12 @@ class Trampoline:
         if self._log.taints:
             fault = next(iter(self._log.taints.values()))
             self.outcome = ProgramOutcome(fault=fault, metrics=outcome.metrics)
+
+    def _name_the_cause(self, outcome: ProgramOutcome) -> None:
+        """A library's cleanup may raise something of its own over a foreign awaitable."""
+        cause = self._log.taints.get(ForeignAwaitable.code)
+        if cause is not None and outcome.fault is not None and outcome.fault.code != cause.code:
+            self.outcome = ProgramOutcome(fault=cause, metrics=outcome.metrics)
 
 
 _NONE = canonical_bytes(None)
