@@ -10,6 +10,7 @@ gives up new privileges, closes every other descriptor and execs with the enviro
 """
 
 import contextlib
+import fcntl
 import os
 import resource
 import select
@@ -190,9 +191,14 @@ def _become(order: WorkOrder, descriptors: list[int], errors: int) -> None:
 def _arrange(descriptors: list[int], targets: list[int], errors: int) -> int:
     """Give descriptors their numbers, close all others; return the new number of ``errors``."""
     wanted = [0, 1, 2, *targets]
-    parked = [os.dup2(d, _PARKED_FROM + i, inheritable=False) for i, d in enumerate(descriptors)]
+    # Parked on any free number above, never a fixed one: dup2 onto the number a descriptor already
+    # has is refused, and which numbers are taken depends on how many children are alive.
+    parked = [
+        fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _PARKED_FROM)
+        for descriptor in [*descriptors, errors]
+    ]
     top = max(wanted)
-    final_errors = os.dup2(errors, top + 1, inheritable=False)
+    final_errors = os.dup2(parked.pop(), top + 1, inheritable=False)
     for descriptor, number in zip(parked, wanted, strict=True):
         os.dup2(descriptor, number, inheritable=True)
     keep = {*wanted, final_errors}
