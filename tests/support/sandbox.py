@@ -132,7 +132,7 @@ def attacked(state: Path, rung: Rung, *argv: str, **options: object) -> Seen:
     attack = Attack(argv=argv, **options)  # type: ignore[arg-type]
     if rung is Rung.ROOT or not ROOT or rung is Rung.PROCESS:
         return asyncio.run(asyncio.wait_for(attack_here(state, rung, attack), PATIENCE * 2))
-    said = ordinary_output(ATTACK_SCRIPT, rung.value, given=msgspec.json.encode(attack))
+    said = ordinary_output(ATTACK_SCRIPT, rung.value, MARK, given=msgspec.json.encode(attack))
     return msgspec.json.decode(said, type=Seen)
 
 
@@ -141,12 +141,14 @@ import asyncio, sys
 from pathlib import Path
 import msgspec
 from support import sandbox
+sandbox.MARK = sys.argv[3]
 seen = asyncio.run(sandbox.attack_here(
     Path(sys.argv[1]), sandbox.Rung(sys.argv[2]),
     msgspec.json.decode(sys.stdin.buffer.read(), type=sandbox.Attack)))
 sys.stdout.buffer.write(msgspec.json.encode(seen))
 """
-MARK = "987654"
+MARK = str(900_000 + os.getpid() % 90_000)
+"""Seconds that survivors sleep: how they are told from other test runs' on this machine."""
 
 
 def marked_pids() -> list[int]:

@@ -439,7 +439,7 @@ def _tree_watcher(pid: list[int], limits: Limits) -> Watcher:
 CHANNEL_FIRST = 3
 
 
-def base_environment(home: str, temporary: str, python: str) -> dict[str, str]:
+def base_environment(python: str, *, home: str, temporary: str) -> dict[str, str]:
     """Return the variables every program gets; nothing of the host's."""
     return {
         "PATH": f"{python}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",

@@ -96,37 +96,33 @@ class NamespaceBackend(LocalBackend):
             "--chdir", str(Path("/workspace") / inside_directory(request.directory)),
             "--json-status-fd", str(status_at),
         ]  # fmt: skip
-        opened = []
-        targets = [*range(CHANNEL_FIRST, first), options_at]
+        argv = self._argv(box, request)
+        reports = self._reports and "=" not in request.argv[0]  # env would take it for a variable
+        if reports:
+            argv = [f"{INSIDE_SCRIPTS}/{reporter.NAME}", str(_ENV), "--", *argv]
+            options += ["--as-pid-1"] if self.defences.pid_namespace else []
         if self.defences.seccomp:
             options += ["--seccomp", str(filter_at)]
+        passed = {options_at: kernel.memory_file("options", b"".join(map(_terminated, options)))}
+        if self.defences.seccomp:
             program = seccomp.filter_program(kernel.machine())
-            opened.append(kernel.memory_file("filter", program))
-            targets.append(filter_at)
-        opened.insert(
-            0, kernel.memory_file("options", b"\0".join(map(os.fsencode, options)) + b"\0")
-        )
-        status, status_write = os.pipe2(os.O_CLOEXEC)
-        opened.append(status_write)
-        targets.append(status_at)
-        reported, argv = -1, self._argv(box, request)
-        if self._reports and "=" not in request.argv[0]:  # env would take it for a variable
-            reported, reported_write = os.pipe2(os.O_CLOEXEC)
-            opened.append(reported_write)
-            targets.append(reporter.STATUS_DESCRIPTOR)
-            argv = [f"{INSIDE_SCRIPTS}/{reporter.NAME}", str(_ENV), "--", *argv]
+            passed[filter_at] = kernel.memory_file("filter", program)
+        status, passed[status_at] = os.pipe2(os.O_CLOEXEC)
+        reported = -1
+        if reports:
+            reported, passed[reporter.STATUS_DESCRIPTOR] = os.pipe2(os.O_CLOEXEC)
         launcher = str(self.host.runtime.launcher)
         return Prepared(
             order=WorkOrder(
                 argv=encoded_argv([launcher, "--args", str(options_at), "--", *argv]),
                 rlimits=self.rlimits(box.policy.limits),
                 cgroups=len(box.group.directories) if box.group else 0,
-                targets=targets,
+                targets=[*range(CHANNEL_FIRST, first), *passed],
                 identity=box.record.uid,
                 refuse_root=self.parts.leased_uid,
             ),
-            passed=list(opened),
-            opened=opened,
+            passed=list(passed.values()),
+            opened=list(passed.values()),
             status=status,
             reported=reported,
         )
@@ -181,7 +177,7 @@ class NamespaceBackend(LocalBackend):
 
     def _variables(self, box: LocalBox, request: RunRequest) -> list[str]:
         variables = {
-            **base_environment("/workspace", "/tmp", INSIDE),  # noqa: S108 - a path inside
+            **base_environment(INSIDE, home="/workspace", temporary="/tmp"),  # noqa: S108 - a path inside
             "USER": "agent",
             **box.baseline.environment,
             **request.environment,
@@ -215,6 +211,10 @@ def _parts(host: SandboxHost, rung: Rung | None) -> Parts:
         sized_mounts=rung is Rung.ROOT,
         group=host.tree is not None and rung in (Rung.ROOT, Rung.DELEGATED),
     )
+
+
+def _terminated(option: str) -> bytes:
+    return os.fsencode(option) + b"\0"
 
 
 def _system_directory(path: str) -> list[str]:

@@ -75,7 +75,9 @@ class ProcessBackend(LocalBackend):
         workspace = box.directory / "workspace"
         environment = {
             **base_environment(
-                str(workspace), str(box.directory / "tmp"), str(self.host.runtime.python)
+                str(self.host.runtime.python),
+                home=str(workspace),
+                temporary=str(box.directory / "tmp"),
             ),
             **box.baseline.environment,
             **request.environment,

@@ -1,13 +1,13 @@
 """A tiny static program that tells a signal from an exit code; runs inside namespace boxes.
 
-The launcher reports a signal as 128 + number, which a program can also return. The reporter stands
-between: it forks, runs its arguments, waits, writes the raw wait status to descriptor
-``STATUS_DESCRIPTOR`` and exits 0. The program itself does not inherit that descriptor. What it
-says is about the program's own ending only, so a program that forges it gains nothing. On machines
-without a table entry the launcher's figure is used as it is.
+The launcher reports a signal as 128 + number, which a program can also return. The reporter is the
+box's process 1, where nothing in the box can kill it: it forks, runs its arguments, reaps orphans
+until that child ends, writes its raw wait status to ``STATUS_DESCRIPTOR`` and exits 0. The program
+does not inherit that descriptor; what is said is about its own ending only, so forging it gains
+nothing. On machines without a table entry the launcher's figure is used as it is.
 
-Assembled from: fork; wait4 until not EINTR; write(19, &status, 4); exit_group(0) in the parent and
-fcntl(19, F_SETFD, FD_CLOEXEC); execve(argv[1], argv + 1, environ); exit_group(127) in the child.
+Assembled from: fork; wait4(-1) until the child; write(19, &status, 4); exit_group(0) above,
+and fcntl(19, F_SETFD, FD_CLOEXEC); execve(argv[1], argv + 1, environ); exit_group(127) below.
 """
 
 import struct
@@ -17,10 +17,10 @@ NAME = "reporter"
 
 _CODE = {
     "x86_64": (
-        "4889e3b8390000000f0585c07437786189c589ef488d7424c031d24531d2b83d0000000f054883f8"
-        "fc74e7b801000000bf13000000488d7424c0ba040000000f0531ffeb31b848000000bf13000000be"
-        "02000000ba010000000f05488b0b488d7310488d54cb10488b3eb83b0000000f05bf7f000000b8e7"
-        "0000000f05"
+        "4889e3b8390000000f0585c0743d786789c5bfffffffff488d7424c031d24531d2b83d0000000f05"
+        "83f8f6744a39e875e1b801000000bf13000000488d7424c0ba040000000f0531ffeb31b848000000"
+        "bf13000000be02000000ba010000000f05488b0b488d7310488d54cb10488b3eb83b0000000f05bf"
+        "7f000000b8e70000000f05"
     ),
 }
 _MACHINE_NUMBERS = {"x86_64": 62}

@@ -134,10 +134,11 @@ def filter_program(machine: str, *, sockets: bool = True) -> bytes:
         _load(_OFFSET_NUMBER),
     ]
     if machine == "x86_64":
-        code += [_jump(_JUMP_GREATER_EQUAL, _X32_BIT, 0, 1), _return(_KILL)]
-    code += [_jump(_JUMP_EQUAL, _CLONE3, 0, 1), _return(_ERRNO | errno.ENOSYS)]
+        code += [_jump(_JUMP_GREATER_EQUAL, _X32_BIT, (0, 1)), _return(_KILL)]
+    code += [_jump(_JUMP_EQUAL, _CLONE3, (0, 1)), _return(_ERRNO | errno.ENOSYS)]
     code += _when(checked["clone"], [
-        _load_argument(0), _jump(_JUMP_ANY_BIT, NAMESPACE_FLAGS, 0, 1), _refuse(), _return(_ALLOW),
+        _load_argument(0), _jump(_JUMP_ANY_BIT, NAMESPACE_FLAGS, (0, 1)), _refuse(),
+        _return(_ALLOW),
     ])  # fmt: skip
     code += _when(checked["ioctl"], [
         _load_argument(1), *_refuse_values((_TIOCSTI, _TIOCLINUX)), _return(_ALLOW),
@@ -148,10 +149,10 @@ def filter_program(machine: str, *, sockets: bool = True) -> bytes:
     code += _when(checked["socket"], _socket_rules() if sockets else [_refuse()])
     for first, last in allowed_ranges(machine):
         if first == _NEW_FIRST:  # between the old numbers and these there is no call
-            code += [_jump(_JUMP_GREATER_EQUAL, first, 1, 0), _return(_ERRNO | errno.ENOSYS)]
+            code += [_jump(_JUMP_GREATER_EQUAL, first, (1, 0)), _return(_ERRNO | errno.ENOSYS)]
         code += [
-            _jump(_JUMP_GREATER, last, 3, 0),
-            _jump(_JUMP_GREATER_EQUAL, first, 0, 1),
+            _jump(_JUMP_GREATER, last, (3, 0)),
+            _jump(_JUMP_GREATER_EQUAL, first, (0, 1)),
             _return(_ALLOW),
             _refuse(),
         ]
@@ -172,19 +173,19 @@ def _socket_rules() -> list[bytes]:
 
 def _when(number: int, body: list[bytes]) -> list[bytes]:
     """Run ``body``, which always returns, when the call is ``number``."""
-    return [_jump(_JUMP_EQUAL, number, 0, len(body)), *body]
+    return [_jump(_JUMP_EQUAL, number, (0, len(body))), *body]
 
 
 def _unless_equal(value: int, verdict: int) -> list[bytes]:
-    return [_jump(_JUMP_EQUAL, value, 1, 0), _return(verdict)]
+    return [_jump(_JUMP_EQUAL, value, (1, 0)), _return(verdict)]
 
 
 def _refuse_values(values: tuple[int, ...]) -> list[bytes]:
-    return [part for v in values for part in (_jump(_JUMP_EQUAL, v, 0, 1), _refuse())]
+    return [part for v in values for part in (_jump(_JUMP_EQUAL, v, (0, 1)), _refuse())]
 
 
 def _allow_values(values: tuple[int, ...]) -> list[bytes]:
-    return [part for v in values for part in (_jump(_JUMP_EQUAL, v, 0, 1), _return(_ALLOW))]
+    return [part for v in values for part in (_jump(_JUMP_EQUAL, v, (0, 1)), _return(_ALLOW))]
 
 
 def _load(offset: int) -> bytes:
@@ -196,8 +197,9 @@ def _load_argument(index: int) -> bytes:
     return _load(_OFFSET_ARGUMENTS + index * _ARGUMENT_BYTES)
 
 
-def _jump(kind: int, value: int, when_true: int, when_false: int) -> bytes:
-    return struct.pack("=HBBI", kind, when_true, when_false, value)
+def _jump(kind: int, value: int, skips: tuple[int, int]) -> bytes:
+    """Compare with ``value`` and skip so many instructions when it holds, when it does not."""
+    return struct.pack("=HBBI", kind, *skips, value)
 
 
 def _return(verdict: int) -> bytes:

@@ -106,6 +106,10 @@ _SURVIVOR = "setsid sh -c 'setsid sleep {mark} &' & sleep 0.1; exit 0"
 
 
 def _trials(port: int) -> list[_Trial]:
+    return [*_limit_trials(), *_boundary_trials(port)]
+
+
+def _limit_trials() -> list[_Trial]:
     return [
         _Trial(
             limit="memory",
@@ -154,6 +158,11 @@ def _trials(port: int) -> list[_Trial]:
             how="a sleeper that ignores SIGTERM",
             timeout_seconds=0.5,
         ),
+    ]
+
+
+def _boundary_trials(port: int) -> list[_Trial]:
+    return [
         _Trial(
             limit="network",
             argv=_python(
