@@ -34,7 +34,7 @@ def main(stage: str) -> int:
         return 2
     if stage == "run":
         make_venv()
-        install("-e", ".")
+        install("-e", ".[http]")
         install("--no-deps", *WHEELS["run"])
         (VENV / ".installed").touch()
     else:

@@ -241,6 +241,13 @@ class ModelUnavailable(Infrastructure):
     code = "model_unavailable"
 
 
+class ModelRefused(Infrastructure):
+    """The model server refused the call as it is; sending it again would not help."""
+
+    code = "model_refused"
+    retryable = False
+
+
 class HostLost(Infrastructure):
     """The program host ended; its rollouts are replayed elsewhere."""
 

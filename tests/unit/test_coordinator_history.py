@@ -82,3 +82,18 @@ def test_continuing_a_call_that_has_not_returned_is_our_bug_and_named() -> None:
     store.issue(CallPath("1"), ask("0", "y"))
     with pytest.raises(InternalError, match="model call 0 is continued"):
         store.messages(CallPath("1"))
+
+
+def test_how_many_messages_the_known_ids_cover_is_said() -> None:
+    store = HistoryStore()
+    store.issue(CallPath("0"), ask(None, "a", "b"))
+    assert store.known_messages(CallPath("0")) == 0
+    store.returned(
+        CallPath("0"),
+        Generation(text="x", prompt_ids=pack_tokens([1, 2]), token_ids=pack_tokens([3])),
+    )
+    store.issue(CallPath("1"), ask("0", "c", "d"))
+    assert store.known_messages(CallPath("1")) == 3  # a, b and the answer
+    store.returned(CallPath("1"), Generation(text="y"))  # a server that gives no ids
+    store.issue(CallPath("2"), ask("1", "e"))
+    assert store.known_messages(CallPath("2")) == 0

@@ -13,6 +13,7 @@ import msgspec
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from stoker.config.secret import Secret
 from stoker.config.tree import Settings
 
 Path = tuple[str, ...]
@@ -98,8 +99,8 @@ def _section(kind: Any) -> type[BaseModel] | None:  # noqa: ANN401 - any annotat
 
 def _is_text(kind: Any) -> bool:  # noqa: ANN401 - any annotation
     if typing.get_origin(kind) in {types.UnionType, typing.Union}:
-        return str in typing.get_args(kind)
-    return kind is str
+        return not {str, Secret}.isdisjoint(typing.get_args(kind))
+    return kind in {str, Secret}
 
 
 def _unknown(path: Path, parent: Key) -> Unknown:

@@ -6,7 +6,7 @@ text. It does not protect memory; it keeps the text out of everything that is wr
 
 from typing import Any
 
-from pydantic import GetCoreSchemaHandler
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 DOTS = "••••••"
@@ -47,6 +47,13 @@ class Secret:
         return core_schema.no_info_plain_validator_function(
             cls._validated, serialization=core_schema.plain_serializer_function_ser_schema(str)
         )
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """Say in a schema that it is given as text and not shown again."""
+        return {"type": "string", "format": "password", "writeOnly": True}
 
     @classmethod
     def _validated(cls, value: object) -> "Secret":

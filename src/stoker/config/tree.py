@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from stoker.config.secret import Secret
 from stoker.config.units import Duration, Size
 from stoker.model.execution import MEBIBYTE, ExecutionPolicy, Isolation, Limits, Mount, Trust
 
@@ -202,6 +203,36 @@ class LaneSettings(Section):
     """Of one model call."""
 
 
+class ModelSettings(Section):
+    """Model servers (``--model http://…``); other models have files of their own."""
+
+    name: str | None = None
+    """Served model name; unset: the one the server serves."""
+    window: Annotated[int, Field(ge=1, le=65_536)] = 64
+    """Calls in flight on each replica; the server batches and queues them."""
+    flavour: Literal["auto", "vllm", "sglang", "openai"] = "auto"
+    """Whose server it is; ``openai`` is any other: chat only."""
+    api: Literal["auto", "completions", "chat", "generate"] = "auto"
+    """``auto``: a chat first, exact token ids from then on where the server takes them;
+    ``completions`` (vLLM) and ``generate`` (SGLang): token ids in every turn; ``chat``: never."""
+    require_token_ids: Literal["refuse", "degrade"] = "refuse"  # noqa: S105 - a choice, no password
+    """A server that gives no exact token ids is refused, or used without them and said so."""
+    logprobs: Literal["auto", "raw", "sampled", "none"] = "auto"
+    """Which kind the server gives (before or after temperature); ``none``: do not ask for them.
+    ``auto``: raw for vLLM (its ``--logprobs-mode``), sampled for SGLang."""
+    tool_calls: Literal["auto", "text", "server"] = "auto"
+    """Who reads tool calls out of later turns: we, from the text, or the server, by chat.
+    ``auto``: we, unless the server finds calls that we do not."""
+    priority: bool = False
+    """Send the order of rollouts as priority (vLLM with ``--scheduling-policy priority``)."""
+    api_key: Secret | None = None
+    """Sent as bearer token."""
+    start: Duration = 30.0
+    """How long a server may take to answer the first question."""
+    scrape: Duration = 2.0
+    """Between two looks at a server's metrics, weights and pause."""
+
+
 class ObserveSettings(Section):
     """Metrics and logs."""
 
@@ -221,4 +252,5 @@ class Settings(Section):
     program: ProgramSettings = ProgramSettings()
     admission: AdmissionSettings = AdmissionSettings()
     lane: LaneSettings = LaneSettings()
+    model: ModelSettings = ModelSettings()
     observe: ObserveSettings = ObserveSettings()

@@ -67,6 +67,8 @@ class Dispatcher:
             sampling=arguments.sampling,
             seed=_sampling_seed(rollout.admitted.epoch, call.path),
             prompt_ids=history.known_ids(call.path),
+            known_messages=history.known_messages(call.path),
+            priority=rollout.order,
         )
         try:
             generation = await self._lane.generate(request, (rollout.order,))

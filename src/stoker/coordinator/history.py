@@ -85,6 +85,12 @@ class HistoryStore:
             return b""
         return generation.prompt_ids + generation.token_ids
 
+    def known_messages(self, path: CallPath) -> int:
+        """Return how many messages ``known_ids`` covers; 0 where no ids are known."""
+        if not self.known_ids(path):
+            return 0
+        return len(self.messages(path)) - len(self._node(path).suffix)
+
     def _answer(self, path: CallPath) -> Message:
         generation = self._node(path).generation
         if generation is None:

@@ -4,7 +4,8 @@ A replica takes up to ``window`` calls at once and batches them itself. Waiting 
 lane's business, never the model's.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -32,6 +33,32 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     policy_version: int = 0
 
 
+class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model server says about itself: all its callers together, as of the last look."""
+
+    running: int = 0
+    waiting: int = 0
+    waiting_by_reason: dict[str, int] = {}
+    """``capacity``, ``deferred`` …, where the server tells them apart."""
+    kv_used_share: float = 0.0
+    preemptions: int = 0
+    """Sequences put back for lack of KV memory, since the server started."""
+    prefix_queries: int = 0
+    """Prompt tokens looked up in the prefix cache."""
+    prefix_hits: int = 0
+    """Of those, found there."""
+    iterations: int = 0
+    """Steps of its batch."""
+    iteration_tokens: int = 0
+    """Tokens of all those steps; over ``iterations`` it is the mean batch."""
+    tokens_prefilled: int = 0
+    tokens_sampled: int = 0
+    paused: bool = False
+    """It takes calls and answers none: a weight update."""
+    weight_version: str = ""
+    """The weights it serves, as it names them; empty where it does not say."""
+
+
 class DeviceLoad(msgspec.Struct, frozen=True, kw_only=True):
     """What one replica has done since it started; seconds on its own clock."""
 
@@ -45,6 +72,33 @@ class DeviceLoad(msgspec.Struct, frozen=True, kw_only=True):
     """Integral of running sequences over time; over ``active_seconds`` it is the mean batch."""
     capacity_tokens_per_second: float | None = None
     """Tokens a second at a full window, where known: the bound of throughput."""
+    server: ServerLoad | None = None
+    """What the server behind it reports, where there is one."""
+
+
+@runtime_checkable
+class Starting(Protocol):
+    """A model that must be reached before it can say what it is: start it before ``info``."""
+
+    async def start(self) -> None:
+        """Reach it and learn what it offers.
+
+        Raises:
+            ConfigInvalid: it cannot be used as configured; the message says what to change.
+        """
+        ...
+
+
+@runtime_checkable
+class Pausing(Protocol):
+    """A model whose replicas can stop answering for a weight update."""
+
+    def watch_pauses(self, paused: Callable[[], None], resumed: Callable[[], None]) -> None:
+        """Call ``paused`` when the last working replica pauses, ``resumed`` when one works again.
+
+        Called at once when that is so already.
+        """
+        ...
 
 
 class Model(Protocol):
@@ -59,6 +113,7 @@ class Model(Protocol):
 
         Raises:
             ModelUnavailable: refused, broken or hung; retryable.
+            ModelRefused: the call itself is not acceptable; another try would not help.
 
         **Cancellation:** the call is aborted on the replica and its room is free again.
         """

@@ -115,6 +115,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     prompt_ids: bytes = b""
     """Exact token ids of the history where known (int32 array)."""
+    known_messages: int = 0
+    """How many of ``messages`` those ids cover; 0: not said."""
+    priority: int = 0
+    """Order among ready calls: smaller goes first."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +136,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     logprob_kind: LogprobKind = LogprobKind.NONE
     spans: tuple[VersionSpan, ...] = ()
     """Cover ``[0, T)`` without gaps."""
+    rerendered: bool = False
+    """The prompt is not the known ids and a suffix but was rendered anew: a segment begins here."""
     reissued: bool = False
     """An earlier sampling of this call never reached the journal."""
     replica: int = 0
