@@ -78,8 +78,8 @@ def say_killed(out: Console, killed: Killed) -> None:
     """Say what the kill hit."""
     out.print(
         f"   process {killed.pid} was killed with -9 after {duration(killed.after_seconds)}: "
-        f"of its rollouts\n   {killed.finished} had finished and {killed.in_flight} were in flight, with "
-        f"{killed.actions_unfinished} actions queued or running"
+        f"of its rollouts\n   {killed.finished} had finished, {killed.in_flight} were in flight, "
+        f"with {killed.actions_unfinished} actions queued or running"
     )
 
 

@@ -3,8 +3,10 @@
 Beside the problem a task carries the *waits*: seconds the trusted ``queue`` tool takes each time,
 drawn from the task's seed. They are log-normal (median 0.3 s, 99 % under 8 s, cut at 8 s), which is
 the shape of published tool times, and then scaled, so that three passes fit in a coffee break.
+``python tasks.py FILE`` writes the file by itself.
 """
 
+import argparse
 import json
 import math
 import random
@@ -59,3 +61,18 @@ def _task(problem: Problem, seed: int, counter: Path) -> dict[str, Any]:
             "counter": str(counter),
         },
     }
+
+
+def main() -> None:
+    """Write a task file; the queue tool will note its runs beside it."""
+    parser = argparse.ArgumentParser(description="Write HumanEval as a task file.")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("--count", type=int, default=None, help="first so many only")
+    parser.add_argument("--seed", type=int, default=7)
+    options = parser.parse_args()
+    counter = options.file.absolute().with_name("queue.log")
+    write_tasks(options.file, make_tasks(seed=options.seed, counter=counter, count=options.count))
+
+
+if __name__ == "__main__":
+    main()
