@@ -109,7 +109,7 @@ def test_a_score_is_judged_and_leaves_the_environment_as_it_was(tmp_path: Path) 
             score = run.scoring(holder, tests, f"score-{passed}")
             await run.submit(write, score)
             done = await run.completion(score)
-            assert done.status is CompletionStatus.OK, done
+            assert done.status is CompletionStatus.OK, done.fault
             assert run.verdict(done).passed is passed, run.verdict(done)
 
     play(tmp_path, scenario)

@@ -314,11 +314,12 @@ class Run:
 
     def content(self, value: Value | None) -> bytes:
         """Return an observation's content."""
-        assert value is not None
+        assert value is not None, "no observation: look at the completion's fault"
         return self.artifacts.get(value)
 
     def called(self, completion: Completion) -> CallResult:
         """Return a call's result."""
+        assert completion.fault is None, completion.fault
         return msgspec.msgpack.decode(self.content(completion.observation), type=CallResult)
 
     def verdict(self, completion: Completion) -> Verdict:

@@ -353,3 +353,21 @@ def test_one_living_worker_has_a_name(tmp_path: Path) -> None:
     assert again.previous == home.worker_id
     assert again.worker_id != home.worker_id
     again.close()
+
+
+def test_b12_a_disk_too_full_for_status_files_costs_no_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: WorkerHome, name: str, content: bytes) -> None:
+        raise OSError(28, "no space left")
+
+    monkeypatch.setattr(WorkerHome, "_replace", full)
+
+    async def scenario(world: World) -> None:
+        action = world.program("echo", "hi")
+        await world.submit(action)
+        assert (await world.completion(action)).status is CompletionStatus.OK
+        world.worker.drain()
+        await asyncio.wait_for(world.task, 60)
+
+    play(tmp_path, scenario)

@@ -29,7 +29,7 @@ EVENTS: dict[str, str] = {
     "leases_left_to_run_out": "The ledger could not be told that this worker ends.",
     "box_leaked": "A box could not be removed.",
     "backend_close_failed": "A backend could not let go of everything.",
-    "status_not_written": "The status file could not be written.",
+    "file_not_written": "A status or identity file could not be written (a full disk).",
     "idle": "No coordinator and no work for long enough; the worker ends.",
     "signal": "A signal asked the worker to end.",
 }

@@ -169,11 +169,11 @@ class Worker:
                 await self._hands.quiet()
                 self._home.renew()
                 await self._ledger.enroll(self._introduction({}))
-                self._home.remember()
+                self._note(self._home.remember)
         except (StokerError, TimeoutError) as error:
             self._log.warning("leases_left_to_run_out", error=str(error))
         self.state = "ended"
-        self._home.write_status(self.figures())
+        self._show()
 
     def _introduction(self, slots: Mapping[str, int]) -> Enroll:
         return Enroll(
@@ -195,7 +195,7 @@ class Worker:
                 await asyncio.sleep(jittered(RETRY_SECONDS))
                 continue
             break
-        self._home.remember()
+        self._note(self._home.remember)
         self._contact.lease_seconds = enrolled.lease_seconds
         self._contact.heard(sent_at)
         self._log.info("enrolled", worker_id=self._home.worker_id, replaces=self._home.previous)
@@ -342,8 +342,15 @@ class Worker:
 
     async def _showing(self) -> None:
         while True:
-            try:
-                self._home.write_status(self.figures())
-            except OSError as error:
-                self._log.warning("status_not_written", error=str(error))
+            self._show()
             await asyncio.sleep(STATUS_SECONDS)
+
+    def _show(self) -> None:
+        self._note(lambda: self._home.write_status(self.figures()))
+
+    def _note(self, write: Callable[[], None]) -> None:
+        """Write one of our small files; a full disk costs its readers, never the work."""
+        try:
+            write()
+        except OSError as error:
+            self._log.warning("file_not_written", error=str(error))
