@@ -72,6 +72,8 @@ class Books:
         self.parked_caps: Counter[str] = Counter()
         self.parked_rollouts = 0
         self.suspects: Counter[str] = Counter()
+        self._unflushed: Counter[RolloutId] = Counter()
+        """By how much a rollout's outstanding actions changed since the last flush."""
         self.held: Counter[tuple[str, WorkerId]] = Counter()
         self.relieved: set[RolloutId] = set()
         """Rollouts of which an action ended while some wait for their own cap."""
@@ -223,6 +225,8 @@ class Books:
             if row is None:
                 continue
             cls = row.action.worker_class
+            if not row.terminal and row.parked_on is not ParkedOn.ROLLOUT:
+                self._unflushed[row.action.rollout_id] += sign
             if row.state is ActionState.COMPLETED:
                 self.results += sign
             elif not row.terminal:
@@ -259,6 +263,10 @@ class Books:
         states = self.states[worker_class]
         return sum(states[state] for state in _QUEUED)
 
+    def outstanding(self, rollout: RolloutId) -> int:
+        """Count a rollout's unfinished actions, less those parked for its own cap."""
+        return self.store.outstanding(rollout) + self._unflushed[rollout]
+
     # --- journal
 
     def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
@@ -285,6 +293,7 @@ class Books:
     def flush(self) -> None:
         """Write everything this group has changed, so that queries see it."""
         store = self.store
+        self._unflushed.clear()
         if self._fresh:
             store.insert(list(self._fresh.values()))
             self._fresh.clear()

@@ -113,11 +113,10 @@ def _submits(
     if not one.submits:
         return
     known = books.rows(action.action_id for action in one.submits)
-    books.flush()
-    outstanding = books.store.outstanding(one.rollout_id)
+    outstanding = books.outstanding(one.rollout_id)
     for action in one.submits:
         digest = action.digest()
-        row = known.get(action.action_id) or books.row(action.action_id)
+        row = known.get(action.action_id)
         if row is not None:
             yield (
                 SubmitDisposition.DUPLICATE if row.digest == digest else SubmitDisposition.CONFLICT
@@ -133,6 +132,7 @@ def _submits(
             now=now,
         )
         books.add(row)
+        known[action.action_id] = row
         outstanding += 1
         if action.holder is not None and books.worker(action.holder, now.boot).dead:
             books.apply(row, environment_lost(row))
