@@ -383,3 +383,19 @@ def test_the_worker_keeps_its_lease_while_the_owner_is_replaced(place: Path) -> 
         assert [str(d) for d in await h.complete(lease, worker=WORKER)] == ["ok"]
 
     talk(place, scenario)
+
+
+def test_leases_whose_reply_was_lost_are_delivered_again_under_their_fence(place: Path) -> None:
+    # Commits: opening, capabilities, attach, enroll, append; the sixth grants the lease.
+    owner = start_owner(place, "ledger.commit.after=kill@6")
+    wait_until_published(place, owner)
+
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2))
+        granted = await h.lease(slots=2)
+        assert [one.action.action_id for one in granted] == [act(1), act(2)]
+        assert {one.delivery for one in granted} == {1}, "the same delivery, not another one"
+        assert {str(verdict) for verdict in await h.start(*granted)} == {"ok"}
+
+    talk(place, scenario)
+    assert wait_for_end(owner) == -signal.SIGKILL

@@ -127,8 +127,10 @@ def test_a_lost_worker_takes_the_queued_actions_of_its_environments_along(
         assert set(lost) == {act(1), act(2), act(4)}
         assert {r.fault.code for r in lost.values() if r.fault} == {"environment_lost"}
         assert [one.action.action_id for one in await h.lease(OTHER)] == [act(3)]
-        with pytest.raises(LedgerRefused):
+        with pytest.raises(LedgerRefused, match="fresh id"):
             await h.lease(WORKER)
+        with pytest.raises(LedgerRefused, match="fresh id"):
+            await h.heartbeat()
 
     with_ledger(engine, tmp_path, scenario)
 

@@ -96,7 +96,12 @@ def undelivered(books: Books, request: LeaseRequest, now: Instant) -> LeaseReply
     """Repeat unstarted leases to a worker whose connection broke before the reply came."""
     record = books.workers.get(request.worker_id)
     rows = books.in_hands(record) if record else []
-    unstarted = [row for row in rows if row.state is ActionState.LEASED]
+    unstarted = [
+        row
+        for row in rows
+        if row.state is ActionState.LEASED
+        and (row.action.worker_class in request.slots or row.action_id in request.action_ids)
+    ]
     return LeaseReply(leases=tuple(lease_of(row, now) for row in unstarted))
 
 
@@ -122,8 +127,9 @@ def start_work(books: Books, expiry: Expiry, request: StartRequest, now: Instant
 
 
 def heartbeat(books: Books, expiry: Expiry, request: HeartbeatRequest, now: Instant) -> HoldReply:
-    """Extend a worker's life and the leases it names."""
+    """Extend a worker's life and the leases it names; one that was replaced is told so."""
     record = expiry.hear(request.worker_id, now)
+    _refuse_ended(record)
     expiry.lose_unnamed(record, request.held, now)
     return HoldReply(verdicts=verdicts(books, request.held))
 
