@@ -225,6 +225,10 @@ class Rig:
         )
         return document
 
+    def has_said(self, text: str, number: int = 0) -> bool:
+        """Whether coordinator ``number`` (the latest) has told ``text`` to a person."""
+        return text in (self.folder / f"coordinator-{number or self.coordinators}.err").read_text()
+
     def said(self) -> str:
         """Return what coordinators, hosts and workers last said, for people."""
         run = self.found()
@@ -258,6 +262,18 @@ class Rig:
     def run(self) -> RunDirectory:
         """The run, waited for."""
         return RunDirectory(until(self.found, f"a run\n{self.said()}"))
+
+    def status(self) -> dict[str, Any]:
+        """Return the snapshot that the coordinator last wrote; an empty one before the first."""
+        found: dict[str, Any] = {"outcomes": {}, "classes": {}}
+        with suppress(FileNotFoundError):
+            found = json.loads(self.run.status.read_bytes())
+        return found
+
+    def worker_status(self, name: str) -> dict[str, Any]:
+        """Return what a worker last said of itself."""
+        found: dict[str, Any] = json.loads((self.run.workers / name / "status.json").read_bytes())
+        return found
 
     def lines(self) -> list[str]:
         """Return what tools wrote, whole lines only."""
