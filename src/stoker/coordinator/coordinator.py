@@ -198,6 +198,9 @@ class Coordinator:
     def finished(self, rollout: ActiveRollout, outcome: Outcome) -> None:
         """Count an outcome and make room for the next rollout."""
         self.boxes_reserved -= self.parts.plan.loaded.boxes
+        fault = outcome.fault
+        if fault is not None and fault.code not in rollout.faults:
+            self.flow.met(rollout, fault)
         self.parts.figures.finished(outcome)
         self.parts.checker.finished(rollout.rollout_id)
         self.parts.lines.append(_line(rollout, outcome, self.parts.clock.now().wall))
@@ -322,6 +325,10 @@ class Coordinator:
     def hostless(self, rollouts: list[ActiveRollout]) -> None:
         """Replay rollouts on other hosts."""
         self.parts.figures.host_lost()
+        where = next((r.stuck_where for r in rollouts if r.stuck_where), "")
+        self.flow.parts.log.event(
+            "host_lost", level="warning", rollouts=len(rollouts), held_at=where
+        )
         for rollout in rollouts:
             if rollout.strikes >= STRIKES_MAX:
                 fault = ProgramRaised(

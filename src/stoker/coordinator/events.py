@@ -32,6 +32,12 @@ class EventRouter:
         reach(EVENT_BEFORE)
         if event.kind is LedgerEventKind.REQUEUED:
             self._flow.parts.figures.retried(event.detail)
+            self._flow.parts.log.event(
+                "action_requeued",
+                action=event.action_id,
+                rollout=event.rollout_id,
+                why=event.detail,
+            )
             return
         rollout = self._flow.active.get(event.rollout_id)
         if event.kind is LedgerEventKind.LATE:
@@ -59,6 +65,12 @@ class EventRouter:
 
     def _late(self, rollout: ActiveRollout | None, event: LedgerEvent) -> None:
         self._flow.parts.figures.late()
+        self._flow.parts.log.event(
+            "late_result",
+            action=event.action_id,
+            rollout=event.rollout_id,
+            decided=event.detail,
+        )
         if rollout is not None:
             status = event.completion.status if event.completion else ""
             self._flow.submit(

@@ -29,7 +29,8 @@ from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.events import EventRouter
 from stoker.coordinator.exporting import Exporter
 from stoker.coordinator.figures import RunFigures
-from stoker.coordinator.flow import Flow, FlowParts
+from stoker.coordinator.flow import Flow
+from stoker.coordinator.flow_parts import FlowParts
 from stoker.coordinator.hosts import HostLink, HostPool
 from stoker.coordinator.lane import Lane
 from stoker.coordinator.plan import Plan
@@ -103,6 +104,8 @@ class _Execution:
         self._clock = clock
         self._stack = AsyncExitStack()
         self._metrics = Metrics()
+        self._log: Log
+        """Opened once the run directory is owned."""
 
     async def execute(self) -> RunReport:
         resumed = self._request.resume
@@ -136,10 +139,11 @@ class _Execution:
                 self._stack.push_async_callback(inputs.model.close)
                 log = open_log(run.logs / "coordinator.log", level=self._settings.observe.log_level)
                 self._stack.callback(log.close)
-                return await self._prepared(run, inputs, record, log)
+                self._log = log
+                return await self._prepared(run, inputs, record)
 
     async def _prepared(
-        self, run: RunDirectory, inputs: _Inputs, record: RunRecord | None, log: Log
+        self, run: RunDirectory, inputs: _Inputs, record: RunRecord | None
     ) -> RunReport:
         pool = HostPool(
             self._spawner(run),
@@ -163,11 +167,12 @@ class _Execution:
             seed=self._settings.run.seed,
             restarts=record.restarts,
             loaded=loaded,
+            policy_digests=policy_digests(self._settings),
         )
         await self._workers_ready(workers, keeping)
         coordinator = await self._assemble(run, plan, ledger, inputs.model, pool)
         self._stack.push_async_callback(coordinator.close)
-        return await self._run(run, coordinator, workers, keeping, log)
+        return await self._run(run, coordinator, workers, keeping)
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -215,6 +220,7 @@ class _Execution:
                 factory=ActionFactory(settings, artifacts),
                 figures=figures,
                 clock=self._clock,
+                log=self._log,
             )
         )
         lane = Lane(model, settings.lane, self._clock, answered=figures.answered)
@@ -327,7 +333,6 @@ class _Execution:
         coordinator: Coordinator,
         workers: LocalWorkers,
         keeping: "asyncio.Task[None]",
-        log: Log,
     ) -> RunReport:
         port = self._settings.observe.metrics_port
         if port is not None:
@@ -335,8 +340,8 @@ class _Execution:
         shared = self._settings.sandbox.accept_shared_kernel
         snapshots = Snapshots(coordinator, run, workers, accept_shared_kernel=shared)
         keeping.add_done_callback(lambda done: _worker_trouble(coordinator, done))
-        log.event("run_started", run=run.path.name, rollouts=coordinator.parts.plan.total)
-        telling = asyncio.create_task(self._tell(snapshots, coordinator, log))
+        self._log.event("run_started", run=run.path.name, rollouts=coordinator.parts.plan.total)
+        telling = asyncio.create_task(self._tell(snapshots, coordinator))
         checking = asyncio.create_task(coordinator.parts.checker.run())
         self._stack.push_async_callback(_cancelled, checking)
         try:
@@ -348,12 +353,12 @@ class _Execution:
             await workers.stop()
             with suppress(StokerError):  # a ledger that broke has nothing newer to say
                 await snapshots.refresh()
-            snapshot = self._said(snapshots, coordinator, log)
+            snapshot = self._said(snapshots, coordinator)
             snapshots.write(snapshot)
-            log.event("run_ended", run=run.path.name, left=coordinator.left)
+            self._log.event("run_ended", run=run.path.name, left=coordinator.left)
         return RunReport(snapshot=snapshot, resumable=coordinator.left > 0)
 
-    async def _tell(self, snapshots: Snapshots, coordinator: Coordinator, log: Log) -> None:
+    async def _tell(self, snapshots: Snapshots, coordinator: Coordinator) -> None:
         parts = coordinator.parts
         results_max = self._settings.ledger.results_max
         feed = AdmissionFeed(parts.admission, parts.lane, parts.figures, results_max)
@@ -365,13 +370,13 @@ class _Execution:
                 active, boxes = len(coordinator.flow.active), coordinator.boxes_reserved
                 change = feed.sample(active=active, boxes_reserved=boxes, stats=stats)
                 if change is not None:
-                    log.event(
+                    self._log.event(
                         "admission_changed",
                         before=change.before,
                         after=change.after,
                         why=change.reason,
                     )
-            snapshot = self._said(snapshots, coordinator, log)
+            snapshot = self._said(snapshots, coordinator)
             if count % _STATUS_EVERY == 0:
                 snapshots.write(snapshot)
                 exporter.export(snapshot, parts.lane.totals(), stats)
@@ -380,9 +385,9 @@ class _Execution:
             await asyncio.sleep(_OBSERVE_SECONDS)
             exporter.lag(self._clock.monotonic() - due)
 
-    def _said(self, snapshots: Snapshots, coordinator: Coordinator, log: Log) -> RunSnapshot:
+    def _said(self, snapshots: Snapshots, coordinator: Coordinator) -> RunSnapshot:
         for line in coordinator.parts.lines:
-            log.rollout(line)
+            self._log.rollout(line)
             snapshots.said(line.brief())
         coordinator.parts.lines.clear()
         snapshot = snapshots.take()

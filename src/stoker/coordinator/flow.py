@@ -5,23 +5,18 @@ the acknowledgement of the result: one transaction (I11). Timers and model calls
 append is queued; actions reach workers only after it is committed (I13).
 """
 
-from dataclasses import dataclass
-from typing import Protocol
-
 import msgspec
 
 from stoker.broker.base import Append
-from stoker.coordinator.actions import BOX_VERBS, CHANGING_VERBS, TOOLS, ActionFactory
-from stoker.coordinator.appender import Appender
+from stoker.coordinator.actions import BOX_VERBS, CHANGING_VERBS, TOOLS
 from stoker.coordinator.calls import Call
 from stoker.coordinator.dispatch import Dispatcher
-from stoker.coordinator.figures import RunFigures
+from stoker.coordinator.flow_parts import FlowOwner, FlowParts
 from stoker.coordinator.hosts import HostPool
 from stoker.coordinator.outcomes import outcome_of
 from stoker.coordinator.results import taints
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import StokerError
-from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import Action
 from stoker.model.completion import Completion
 from stoker.model.events import (
@@ -43,41 +38,13 @@ from stoker.model.generation import GenerateArguments
 from stoker.model.ids import ActionId, CallPath, RolloutId
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.rollout.arguments import BoxArguments
-from stoker.rollout.messages import Deliver, HostCall, RecordedTurn, Turn
-from stoker.seams.clock import Clock
+from stoker.rollout.messages import Deliver, RecordedTurn, Turn
 from stoker.seams.faultpoints import declare, reach
 
 DELIVER_BEFORE = declare("coordinator.deliver.before", "a result is about to go to its program")
 DELIVER_AFTER = declare("coordinator.deliver.after", "a program has a result; its turn is to come")
 TURNED = declare("coordinator.turned", "a turn has come back and nothing of it is queued")
 FINISHED = declare("coordinator.finished", "an outcome is queued and not yet committed")
-
-
-@dataclass(slots=True, kw_only=True)
-class FlowParts:
-    """What the flow is built on."""
-
-    appender: Appender
-    artifacts: ArtifactStore
-    factory: ActionFactory
-    figures: RunFigures
-    clock: Clock
-
-
-class FlowOwner(Protocol):
-    """Whom the flow belongs to."""
-
-    def cancel(self, action_ids: list[ActionId]) -> None:
-        """Ask the ledger to end actions; does not wait."""
-        ...
-
-    def finished(self, rollout: ActiveRollout, outcome: Outcome) -> None:
-        """A rollout has its outcome."""
-        ...
-
-    def opened_late(self, rollout_id: RolloutId, completion: Completion) -> None:
-        """An action that may have opened an environment ended after its rollout; look, settle."""
-        ...
 
 
 class Flow:
@@ -194,7 +161,7 @@ class Flow:
             spent = result.spent
             events += self._delivered(rollout, result)
         try:
-            calls, actions, issued = self._issue(rollout, turn.calls)
+            calls, actions, issued = self._issue(rollout, turn)
         except StokerError as error:
             self._append(rollout, events, acknowledges=spent)
             self.finish(rollout, Outcome(kind=OutcomeKind.FAILED, fault=error.record()))
@@ -232,14 +199,27 @@ class Flow:
             )
         ]
         if result.fault is not None:
-            rollout.faults.append(result.fault.code)
-            self.parts.figures.fault(result.fault.code)
+            self.met(rollout, result.fault)
             if taints(result.fault):
                 rollout.tainted[result.fault.code] = result.fault
                 events.append(Tainted(path=result.path, fault=result.fault))
         for action_id in result.spent:
             rollout.routes.pop(action_id, None)
         return events
+
+    def met(self, rollout: ActiveRollout, fault: FaultRecord) -> None:
+        """Count and log a fault of a rollout."""
+        rollout.faults.append(fault.code)
+        self.parts.figures.fault(fault.code)
+        self.parts.log.event(
+            "fault",
+            level="warning",
+            rollout=rollout.rollout_id,
+            code=fault.code,
+            side=fault.side,
+            taints=taints(fault),
+            message=fault.message,
+        )
 
     def _remember(self, rollout: ActiveRollout, call: Call, result: Result) -> bool:
         """Keep what a later rebuild of the environment needs; return whether it changed one."""
@@ -258,16 +238,22 @@ class Flow:
         return True
 
     def _issue(
-        self, rollout: ActiveRollout, host_calls: tuple[HostCall, ...]
+        self, rollout: ActiveRollout, turn: Turn
     ) -> tuple[list[Call], list[Action], list[JournalEvent]]:
+        """Turn the calls of a turn into what is started here, what is submitted, what is recorded.
+
+        A call that was withdrawn in the turn that issued it is recorded and never begins.
+        """
         now = self.parts.clock.monotonic()
         calls: list[Call] = []
         actions: list[Action] = []
         events: list[JournalEvent] = []
-        for host_call in host_calls:
+        for host_call in turn.calls:
             call = rollout.call(host_call, now)
             self.learn(rollout, call)
-            if call.verb in TOOLS:
+            if call.path in turn.withdrawn:
+                pass
+            elif call.verb in TOOLS:
                 actions.append(self.prepare(rollout, call, ""))
             else:
                 calls.append(call)
@@ -332,8 +318,6 @@ class Flow:
 
     def _launch(self, rollout: ActiveRollout, calls: list[Call]) -> None:
         for call in calls:
-            if call.path not in rollout.calls:
-                continue  # a call may be withdrawn in the turn that issued it
             if call.verb is Verb.GENERATE and rollout.answered_at is not None:
                 self.parts.figures.thought(self.parts.clock.monotonic() - rollout.answered_at)
                 rollout.answered_at = None
@@ -427,8 +411,7 @@ class Flow:
     def fail(self, rollout: ActiveRollout, fault: FaultRecord) -> None:
         """End a rollout with a fault met outside its program."""
         if not rollout.finished:
-            rollout.faults.append(fault.code)
-            self.parts.figures.fault(fault.code)
+            self.met(rollout, fault)
             self.finish(rollout, Outcome(kind=OutcomeKind.FAILED, fault=fault))
 
     def acknowledge_finished(

@@ -24,6 +24,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     restarts: int
     loaded: Loaded
+    policy_digests: dict[str, str] = {}
+    """Worker class → digest of its execution policy."""
 
     @property
     def total(self) -> int:
@@ -59,4 +61,5 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             epoch=derive_id("epo_", str(self.seed), task.task_id, *where),
             at=at,
             timeout_seconds=self.loaded.timeout_seconds,
+            policy_digests=self.policy_digests,
         )

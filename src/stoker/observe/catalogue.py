@@ -263,5 +263,9 @@ LOG_EVENTS: dict[str, str] = {
     "run_ended": "A coordinator lets go of a run; says whether work is left.",
     ROLLOUT_FINISHED: "The canonical line of one rollout: everything about how it went.",
     "admission_changed": "Admission raised or lowered its target, and why.",
+    "fault": "A rollout met a fault; says which, and whether it bars a reward.",
+    "action_requeued": "The ledger takes an action back from a worker, and why.",
+    "late_result": "A result came under a stale fence, and what was decided.",
+    "host_lost": "A program host was ended or died; its rollouts are replayed elsewhere.",
 }
 """Event name → what it says, of the coordinator's log; the workers' are in ``worker.log``."""
