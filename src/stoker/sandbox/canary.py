@@ -176,7 +176,7 @@ def namespace_strengths(parts: Parts) -> tuple[Strength, ...]:
     group = parts.group
     root = parts.rung is Rung.ROOT
     counted = "enforced" if group else "best effort"
-    remedy = "" if group else "run as root, or: systemd-run --user --scope -p Delegate=yes …"
+    remedy = "" if group else "run as root (delegated control groups come later)"
     how = {
         "memory": ("cgroup", "RLIMIT_AS and a watcher"),
         "cpu": ("cgroup", "/proc, polled"),

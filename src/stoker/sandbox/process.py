@@ -42,7 +42,7 @@ class ProcessBackend(LocalBackend):
         """Return what holds; there is nothing to try that could fail."""
         counted = "enforced" if self.parts.group else "best effort"
         how = "cgroup" if self.parts.group else "/proc and rlimits"
-        remedy = "" if self.parts.group else "run as root or with a delegated cgroup"
+        remedy = "" if self.parts.group else "run as root (delegated control groups come later)"
         return BoxOffer(
             isolation=Isolation.PROCESS,
             rung=Rung.PROCESS,

@@ -257,7 +257,7 @@ async def _try(backend: LocalBackend, trial: _Trial) -> Strength:
     return Strength(limit=trial.limit, level="enforced", how=f"tried: {trial.how}")
 
 
-_BETTER = "run as root, or: systemd-run --user --scope -p Delegate=yes …"
+_BETTER = "run as root (delegated control groups come later)"
 
 
 def _weakness(backend: LocalBackend, trial: _Trial) -> str:
