@@ -33,7 +33,7 @@ from stoker.coordinator.flow import Flow
 from stoker.coordinator.flow_parts import FlowParts
 from stoker.coordinator.hosts import HostLink, HostPool
 from stoker.coordinator.lane import Lane
-from stoker.coordinator.plan import Plan
+from stoker.coordinator.plan import Plan, policy_digests
 from stoker.coordinator.record import RunDirectory, RunRecord, find_run
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from stoker.config.tree import Settings
 from stoker.model.events import Admitted
 from stoker.model.ids import RolloutId, RunId, derive_id, group_id
 from stoker.model.task import Task
@@ -63,3 +64,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             timeout_seconds=self.loaded.timeout_seconds,
             policy_digests=self.policy_digests,
         )
+
+
+def policy_digests(settings: Settings) -> dict[str, str]:
+    """Return worker class → digest of the execution policy its boxes get."""
+    shared = settings.sandbox.accept_shared_kernel
+    return {
+        name: one.policy(accept_shared_kernel=shared).digest()
+        for name, one in settings.workers.classes.items()
+    }

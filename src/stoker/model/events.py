@@ -54,6 +54,8 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
     at: float
     """Wall time, seconds since the epoch."""
     timeout_seconds: float
+    policy_digests: dict[str, str] = {}
+    """Worker class → digest of its execution policy; empty in journals that do not say."""
 
 
 class Issued(msgspec.Struct, frozen=True, kw_only=True, tag="issued"):
