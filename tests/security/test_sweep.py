@@ -65,12 +65,14 @@ def test_a20_a_killed_worker_s_boxes_are_swept(tmp_path: Path, rung: Rung) -> No
         stdout=subprocess.PIPE,
         env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
-    assert holder.stdout is not None
-    with holder.stdout:
-        assert holder.stdout.readline() == b"ready\n"
+    try:
+        assert holder.stdout is not None
+        with holder.stdout:
+            assert holder.stdout.readline() == b"ready\n"
         assert len(sandbox.marked_pids()) >= BOXES
         if rung is Rung.ROOT:
             assert len(_mounts() - before) == 3 * BOXES
+    finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait(30)
 
