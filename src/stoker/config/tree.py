@@ -227,7 +227,7 @@ class ModelSettings(Section):
     """Send the order of rollouts as priority (vLLM with ``--scheduling-policy priority``)."""
     api_key: Secret | None = None
     """Sent as bearer token."""
-    start: Duration = 30.0
+    start: Duration = 5.0
     """How long a server may take to answer the first question."""
     scrape: Duration = 2.0
     """Between two looks at a server's metrics, weights and pause."""

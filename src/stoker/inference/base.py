@@ -31,6 +31,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     simulated: bool
     """Shown wherever its figures are shown."""
     policy_version: int = 0
+    notices: tuple[str, ...] = ()
+    """What a user must know before trusting the run: what this model cannot give."""
 
 
 class ServerLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,30 +1,64 @@
 """From ``--model`` to a model."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
+from stoker.config.tree import ModelSettings
 from stoker.errors import ConfigInvalid
-from stoker.inference.base import Model
+from stoker.inference.base import Model, Starting
 from stoker.inference.policy import Policy, load_policy
 from stoker.inference.profile import load_profile
 from stoker.inference.scripted import ScriptedModel
 from stoker.inference.sim import SimModel
 
+_FORMS = (
+    "there are scripted:FILE (.py, .jsonl, .toml), sim:PROFILE (.toml) and "
+    "http://HOST:PORT[,http://HOST2:PORT]; torch: follows"
+)
 
-def open_model(spec: str, *, base: Path) -> Model:
-    """Return the model that ``spec`` (``KIND:PATH``) names; paths are relative to ``base``.
+
+def open_model(spec: str, *, base: Path, settings: ModelSettings | None = None) -> Model:
+    """Return the model that ``spec`` (``KIND:PATH`` or addresses) names.
+
+    Paths are relative to ``base``. ``start_model`` comes before its first use.
 
     Raises:
-        ConfigInvalid: no such kind, or its file cannot be used.
+        ConfigInvalid: no such kind, or its file or addresses cannot be used.
     """
     kind, colon, rest = spec.partition(":")
+    if kind in {"http", "https"} and colon:
+        return _open_http(spec, settings or ModelSettings())
+    if kind == "callable":
+        raise ConfigInvalid(
+            f"model {spec!r}: a callable model is an object of the process that owns the engine; "
+            "hand it over with execute(request, model=CallableModel(…))"
+        )
     opener = _KINDS.get(kind)
     if opener is None or not colon or not rest:
-        raise ConfigInvalid(
-            f"model {spec!r}: there are scripted:FILE (.py, .jsonl, .toml) and sim:PROFILE "
-            "(.toml); http:, torch: and callable: follow"
-        )
+        raise ConfigInvalid(f"model {spec!r}: {_FORMS}")
     return opener(base / rest)
+
+
+async def start_model(model: Model) -> None:
+    """Let a model that must be reached first find out what it is; nothing to do for others.
+
+    Raises:
+        ConfigInvalid: it cannot be used as configured.
+    """
+    if isinstance(model, Starting):
+        await model.start()
+
+
+def _open_http(spec: str, settings: ModelSettings) -> Model:
+    if importlib.util.find_spec("httpx") is None:
+        raise ConfigInvalid(
+            f"model {spec!r} needs an HTTP client, which is not installed: "
+            "pip install 'stoker[http]'"
+        )
+    from stoker.inference.http.model import HttpModel, servers  # noqa: PLC0415 - an extra
+
+    return HttpModel(servers(spec), settings)
 
 
 def _open_scripted(path: Path) -> Model:

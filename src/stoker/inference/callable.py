@@ -1,0 +1,148 @@
+"""``callable:``: the embedding process owns the engine and supplies the call.
+
+This is how a trainer uses Stoker from inside: it hands ``CallableModel(generate, …)`` to
+``coordinator.execute.execute(request, model=…)``, one per coordinator and partition. What the
+function returns is checked where it enters (arrays of equal length, spans without gaps), since a
+trainer would otherwise be fed shifted arrays; what it raises is the model's failure, not the run's.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from stoker.errors import ModelUnavailable, StokerError
+from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
+from stoker.model.generation import GenerateRequest, Generation, LogprobKind
+
+Generate = Callable[[GenerateRequest], Awaitable[Generation]]
+
+
+class CallableModel:
+    """One replica behind an async function of the embedding process; used on one event loop.
+
+    ``window`` is how many calls it takes at once. A call that is no longer wanted is cancelled:
+    the function sees ``CancelledError`` at its await and must let go of the engine's request.
+    ``pause`` and ``resume`` bracket a weight update of the owner: the lane holds new calls.
+    """
+
+    def __init__(
+        self,
+        generate: Generate,
+        *,
+        window: int,
+        name: str = "callable",
+        logprob_kind: LogprobKind = LogprobKind.SAMPLED,
+        kv_tokens: int | None = None,
+    ) -> None:
+        assert window > 0, "a model takes at least one call at once"
+        self._generate = generate
+        self._info = ModelInfo(
+            name=f"callable:{name}",
+            replicas=(ReplicaInfo(replica=0, window=window, kv_tokens=kv_tokens),),
+            logprob_kind=logprob_kind,
+            simulated=False,
+        )
+        self._running = self._sampled = self._prefilled = 0
+        self._active_seconds = self._sequence_seconds = self._since = 0.0
+        self._is_paused = False
+        self._paused: Callable[[], None] = lambda: None
+        self._resumed: Callable[[], None] = lambda: None
+
+    def info(self) -> ModelInfo:
+        """Return what it is."""
+        return self._info
+
+    async def generate(self, replica: int, request: GenerateRequest) -> Generation:
+        """Return what the owner's function samples.
+
+        Raises:
+            StokerError: as the function raised it.
+            ModelUnavailable: it raised anything else, or returned what is no generation.
+
+        **Cancellation:** the function is cancelled.
+        """
+        assert replica == 0
+        self._changed(1)
+        try:
+            generation = await self._generate(request)
+        except StokerError:
+            raise
+        except Exception as error:
+            # Boundary to the owner's engine: whatever it raises is one try's failure.
+            raise ModelUnavailable(
+                f"the model {self._info.name} raised {type(error).__name__} for call "
+                f"{request.request_id}: {error}",
+                request_id=request.request_id,
+                replica=0,
+            ) from error
+        finally:
+            self._changed(-1)
+        problem = flaw(generation)
+        if problem:
+            raise ModelUnavailable(
+                f"the model {self._info.name} returned for call {request.request_id} what cannot "
+                f"be used: {problem}",
+                request_id=request.request_id,
+                replica=0,
+            )
+        self._sampled += generation.token_count
+        self._prefilled += len(generation.prompt_ids) // 4
+        return generation
+
+    def load(self, replica: int) -> DeviceLoad:
+        """Return what our calls did."""
+        assert replica == 0
+        if self._running:
+            self._changed(0)
+        return DeviceLoad(
+            active_seconds=self._active_seconds,
+            sequence_seconds=self._sequence_seconds,
+            tokens_sampled=self._sampled,
+            tokens_prefilled=self._prefilled,
+            running=self._running,
+        )
+
+    def watch_pauses(self, paused: Callable[[], None], resumed: Callable[[], None]) -> None:
+        """Call ``paused`` and ``resumed`` as the owner pauses and resumes."""
+        self._paused, self._resumed = paused, resumed
+        if self._is_paused:
+            paused()
+
+    def pause(self) -> None:
+        """Hold new calls: the weights are about to change. Calls in flight go on."""
+        self._is_paused = True
+        self._paused()
+
+    def resume(self) -> None:
+        """Issue calls again."""
+        self._is_paused = False
+        self._resumed()
+
+    async def close(self) -> None:
+        """Nothing to let go of: the engine is the owner's."""
+
+    def _changed(self, by: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._running:
+            self._active_seconds += now - self._since
+            self._sequence_seconds += self._running * (now - self._since)
+        self._since = now
+        self._running += by
+
+
+def flaw(generation: object) -> str:
+    """Return what makes ``generation`` unusable, in words; empty where nothing does."""
+    if not isinstance(generation, Generation):
+        return f"{generation!r:.100} is no Generation"
+    if len(generation.token_ids) % 4 or len(generation.prompt_ids) % 4:
+        return "ids are int32 arrays in bytes, four bytes each"
+    count = generation.token_count
+    if generation.logprobs and len(generation.logprobs) != 4 * count:
+        return f"{count} token ids and {len(generation.logprobs) / 4:g} log-probabilities"
+    at = 0
+    for span in generation.spans:
+        if span.start != at or span.end <= at:
+            return f"version spans {generation.spans!r:.200} have gaps"
+        at = span.end
+    if at != count:
+        return f"version spans end at {at} of {count} tokens"
+    return ""

@@ -1,0 +1,166 @@
+"""What comes back: each route's answer as one record. Pure functions.
+
+A field that is missing is what the server does not offer; a field that contradicts another one
+(ids and log-probabilities of different length) makes the whole answer unusable, since a trainer
+would be fed shifted arrays.
+"""
+
+from typing import Any
+
+import msgspec
+
+from stoker.errors import ModelUnavailable
+from stoker.model.generation import FinishReason
+
+_REASONS = {
+    "stop": FinishReason.STOP,
+    "length": FinishReason.LENGTH,
+    "tool_calls": FinishReason.TOOL_CALLS,
+    "function_call": FinishReason.TOOL_CALLS,
+    "abort": FinishReason.ABORTED,
+}
+
+
+class WeightSpan(msgspec.Struct, frozen=True):
+    """Tokens ``[start, end)`` were sampled by weights ``version``."""
+
+    version: str
+    start: int
+    end: int
+
+
+class Answered(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer."""
+
+    text: str
+    finish_reason: FinishReason
+    calls: tuple[dict[str, Any], ...] = ()
+    """Tool calls the server read itself."""
+    prompt_ids: tuple[int, ...] | None = None
+    """``None``: not said."""
+    token_ids: tuple[int, ...] | None = None
+    logprobs: tuple[float, ...] | None = None
+    token_texts: tuple[str, ...] = ()
+    """Each token as text, where given."""
+    weights: tuple[WeightSpan, ...] = ()
+    """Where the server says which weights sampled what."""
+    prompt_tokens: int = 0
+    sampled_tokens: int = 0
+
+
+def read_chat(answer: Any) -> Answered:  # noqa: ANN401 - JSON
+    """Read an answer of ``/v1/chat/completions``.
+
+    Raises:
+        ModelUnavailable: it is no such answer, or contradicts itself.
+    """
+    try:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        text = message.get("content") or ""
+        thought = message.get("reasoning") or message.get("reasoning_content")
+        if thought:
+            text = f"<think>{thought}</think>{text}"
+        content = (choice.get("logprobs") or {}).get("content")
+        return _checked(
+            Answered(
+                text=text,
+                finish_reason=_reason(choice.get("finish_reason")),
+                calls=tuple(message.get("tool_calls") or ()),
+                prompt_ids=_ints(answer.get("prompt_token_ids", choice.get("prompt_token_ids"))),
+                token_ids=_ints(choice.get("token_ids")),
+                logprobs=_floats(entry["logprob"] for entry in content) if content else None,
+                token_texts=tuple(entry.get("token", "") for entry in content or ()),
+                weights=_weights(choice, answer.get("metadata") or {}),
+                prompt_tokens=_used(answer, "prompt_tokens"),
+                sampled_tokens=_used(answer, "completion_tokens"),
+            )
+        )
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise _unreadable("/v1/chat/completions", answer, error) from error
+
+
+def read_completion(answer: Any) -> Answered:  # noqa: ANN401 - JSON
+    """Read an answer of ``/v1/completions``; raises as ``read_chat``."""
+    try:
+        choice = answer["choices"][0]
+        said = choice.get("logprobs") or {}
+        values = said.get("token_logprobs")
+        return _checked(
+            Answered(
+                text=choice["text"],
+                finish_reason=_reason(choice.get("finish_reason")),
+                prompt_ids=_ints(choice.get("prompt_token_ids", answer.get("prompt_token_ids"))),
+                token_ids=_ints(choice.get("token_ids")),
+                logprobs=_floats(values) if values is not None else None,
+                token_texts=tuple(said.get("tokens") or ()),
+                weights=_weights(choice, answer.get("metadata") or {}),
+                prompt_tokens=_used(answer, "prompt_tokens"),
+                sampled_tokens=_used(answer, "completion_tokens"),
+            )
+        )
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise _unreadable("/v1/completions", answer, error) from error
+
+
+def read_generate(answer: Any) -> Answered:  # noqa: ANN401 - JSON
+    """Read an answer of SGLang's ``/generate``; raises as ``read_chat``."""
+    try:
+        meta = answer["meta_info"]
+        pairs = meta.get("output_token_logprobs")
+        ids = _ints(pair[1] for pair in pairs) if pairs is not None else None
+        return _checked(
+            Answered(
+                text=answer["text"],
+                finish_reason=_reason((meta.get("finish_reason") or {}).get("type")),
+                token_ids=ids if ids is not None else _ints(answer.get("output_ids")),
+                logprobs=_floats(pair[0] for pair in pairs) if pairs is not None else None,
+                weights=_weights(meta, meta),
+                prompt_tokens=int(meta.get("prompt_tokens") or 0),
+                sampled_tokens=int(meta.get("completion_tokens") or 0),
+            )
+        )
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise _unreadable("/generate", answer, error) from error
+
+
+def _checked(answered: Answered) -> Answered:
+    ids, logprobs = answered.token_ids, answered.logprobs
+    if ids is not None and logprobs is not None and len(ids) != len(logprobs):
+        raise ValueError(f"{len(ids)} token ids and {len(logprobs)} log-probabilities")
+    return answered
+
+
+def _reason(said: str | None) -> FinishReason:
+    return _REASONS.get(said or "stop", FinishReason.STOP)
+
+
+def _ints(values: Any) -> tuple[int, ...] | None:  # noqa: ANN401 - JSON
+    if values is None:
+        return None
+    found = tuple(values)
+    if not all(type(value) is int for value in found):
+        raise ValueError("token ids that are no integers")
+    return found
+
+
+def _floats(values: Any) -> tuple[float, ...]:  # noqa: ANN401 - JSON
+    return tuple(float(value) for value in values)
+
+
+def _weights(choice: dict[str, Any], other: dict[str, Any]) -> tuple[WeightSpan, ...]:
+    spans = choice.get("weight_versions")
+    if spans:
+        return tuple(WeightSpan(str(s["version"]), int(s["start"]), int(s["end"])) for s in spans)
+    version = other.get("weight_version")
+    return (WeightSpan(str(version), 0, -1),) if version is not None else ()
+
+
+def _used(answer: dict[str, Any], field: str) -> int:
+    return int((answer.get("usage") or {}).get(field) or 0)
+
+
+def _unreadable(route: str, answer: object, error: Exception) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"an answer of {route} cannot be used ({type(error).__name__}: {error}): {answer!r:.300}"
+    )

@@ -1,0 +1,254 @@
+"""``http:``: a model made of servers; see the package.
+
+Figures of load are our own calls' (exact for them); what a server says about itself, all its
+callers together, is beside them. Started before it is used: ``info`` needs the servers' answers.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from stoker.config.tree import ModelSettings
+from stoker.errors import ConfigInvalid
+from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
+from stoker.inference.http.replica import Replica, ToolReading
+from stoker.inference.http.watch import Watch
+from stoker.inference.http.weights import policy_version
+from stoker.model.generation import GenerateRequest, Generation, LogprobKind
+
+_ROUTES = {"vllm": "completions", "sglang": "generate"}
+
+
+class _Account:
+    """What our calls did on one replica."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.sampled = 0
+        self.prefilled = 0
+        self._active_seconds = 0.0
+        self._sequence_seconds = 0.0
+        self._since = 0.0
+
+    def changed(self, by: int) -> None:
+        """Note that ``by`` calls more are in flight from now on."""
+        self._charge()
+        self.running += by
+
+    def load(self) -> DeviceLoad:
+        self._charge()
+        return DeviceLoad(
+            active_seconds=self._active_seconds,
+            sequence_seconds=self._sequence_seconds,
+            tokens_sampled=self.sampled,
+            tokens_prefilled=self.prefilled,
+            running=self.running,
+        )
+
+    def _charge(self) -> None:
+        if not self.running and not self._since:
+            return
+        now = asyncio.get_running_loop().time()
+        if self.running:
+            self._active_seconds += now - self._since
+            self._sequence_seconds += self.running * (now - self._since)
+        self._since = now
+
+
+class HttpModel:
+    """A model served by one or several servers, each a replica."""
+
+    def __init__(self, urls: tuple[str, ...], settings: ModelSettings) -> None:
+        self._settings = settings
+        reading = ToolReading()
+        self.replicas = tuple(
+            Replica(url, index, settings, reading) for index, url in enumerate(urls)
+        )
+        self._accounts = tuple(_Account() for _ in urls)
+        self._watches = tuple(
+            Watch(replica, lambda account=account: account.running)  # type: ignore[misc]
+            for replica, account in zip(self.replicas, self._accounts, strict=True)
+        )
+        self._watching: list[asyncio.Task[None]] = []
+        self._info: ModelInfo | None = None
+        self._all_paused = False
+        self._paused: Callable[[], None] = lambda: None
+        self._resumed: Callable[[], None] = lambda: None
+
+    async def start(self) -> None:
+        """Reach every server, learn what it offers and begin to watch it.
+
+        Raises:
+            ConfigInvalid: one of them cannot be used as configured; nothing is left open.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                for replica in self.replicas:
+                    group.create_task(replica.start())
+            self._info = _info(self.replicas, self._settings)
+        except* ConfigInvalid as errors:
+            await self.close()
+            first = errors.exceptions[0]
+            while isinstance(first, BaseExceptionGroup):
+                first = first.exceptions[0]
+            raise first from None
+        loop = asyncio.get_running_loop()
+        self._watching = [loop.create_task(self._watch(watch)) for watch in self._watches]
+
+    def info(self) -> ModelInfo:
+        """Return what it is, as found when it was started."""
+        assert self._info is not None, "start the model first"
+        return self._info
+
+    async def generate(self, replica: int, request: GenerateRequest) -> Generation:
+        """Sample one completion on ``replica``.
+
+        Raises:
+            ModelUnavailable: not reached, busy, broken, aborted, or an answer that makes no sense.
+            ModelRefused: the server refuses the call as it is.
+
+        **Cancellation:** the connection is closed and the server aborts.
+        """
+        account = self._accounts[replica]
+        account.changed(1)
+        try:
+            generation = await self.replicas[replica].generate(request)
+        finally:
+            account.changed(-1)
+        account.sampled += generation.token_count
+        account.prefilled += len(generation.prompt_ids) // 4
+        return generation
+
+    def load(self, replica: int) -> DeviceLoad:
+        """Return what our calls did there, and what the server last said about itself."""
+        said = self._watches[replica].load
+        return msgspec.structs.replace(
+            self._accounts[replica].load(),
+            kv_used_share=said.kv_used_share if said is not None else 0.0,
+            server=said,
+        )
+
+    def watch_pauses(self, paused: Callable[[], None], resumed: Callable[[], None]) -> None:
+        """Call ``paused`` when every replica is paused, ``resumed`` when one is no longer."""
+        self._paused, self._resumed = paused, resumed
+        if self._all_paused:
+            paused()
+
+    async def look(self) -> None:
+        """Look at every server now instead of waiting for the next look."""
+        await asyncio.gather(*(self._look(watch) for watch in self._watches))
+
+    async def close(self) -> None:
+        """Stop watching and close every connection."""
+        for task in self._watching:
+            task.cancel()
+        if self._watching:
+            await asyncio.wait(self._watching)
+        self._watching = []
+        await asyncio.gather(*(replica.close() for replica in self.replicas))
+
+    async def _watch(self, watch: Watch) -> None:
+        while True:
+            await self._look(watch)
+            await asyncio.sleep(self._settings.scrape)
+
+    async def _look(self, watch: Watch) -> None:
+        await watch.look()
+        paused = all(one.paused for one in self._watches)
+        if paused is not self._all_paused:
+            self._all_paused = paused
+            (self._paused if paused else self._resumed)()
+
+
+def servers(text: str) -> tuple[str, ...]:
+    """Return the addresses in ``http://host:port[,http://host2:port]``.
+
+    Raises:
+        ConfigInvalid: one of them is no address of a server.
+    """
+    urls = tuple(part.strip().rstrip("/").removesuffix("/v1") for part in text.split(","))
+    for url in urls:
+        scheme, mark, rest = url.partition("://")
+        if scheme not in {"http", "https"} or not mark or not rest.strip("/"):
+            raise ConfigInvalid(
+                f"model {text!r}: {url!r} is no address of a server; write http://HOST:PORT, "
+                "several with commas between them"
+            )
+    if len(set(urls)) != len(urls):
+        raise ConfigInvalid(f"model {text!r} names one server twice")
+    return urls
+
+
+def _info(replicas: tuple[Replica, ...], settings: ModelSettings) -> ModelInfo:
+    names = {replica.offer.name for replica in replicas}
+    if len(names) > 1:
+        raise ConfigInvalid(
+            f"the model servers serve different models: {', '.join(sorted(names))}; nothing was "
+            "started. Replicas of one run serve one model; choose it with --set model.name=…"
+        )
+    for replica in replicas:
+        _require(replica, settings)
+    kinds = {replica.logprob_kind for replica in replicas}
+    return ModelInfo(
+        name=f"http:{names.pop()}",
+        replicas=tuple(
+            ReplicaInfo(
+                replica=replica.index, window=settings.window, kv_tokens=replica.offer.kv_tokens
+            )
+            for replica in replicas
+        ),
+        logprob_kind=kinds.pop() if len(kinds) == 1 else LogprobKind.NONE,
+        simulated=False,
+        policy_version=policy_version(replicas[0].weights.version),
+        notices=tuple(notice for replica in replicas for notice in _notices(replica, settings)),
+    )
+
+
+def _require(replica: Replica, settings: ModelSettings) -> None:
+    """Hold what is configured against what the server offers.
+
+    Raises:
+        ConfigInvalid: they do not fit.
+    """
+    offer, url = replica.offer, replica.link.url
+    if settings.api in _ROUTES.values() and _ROUTES.get(offer.flavour) != settings.api:
+        raise ConfigInvalid(
+            f"model.api={settings.api} is not for a server of flavour {offer.flavour} ({url}); "
+            "nothing was started. completions is vLLM's, generate is SGLang's; auto chooses"
+        )
+    if settings.api in _ROUTES.values() and not offer.takes_ids:
+        raise ConfigInvalid(
+            f"model server {url} takes or renders no token ids (/tokenize with messages), which "
+            f"model.api={settings.api} needs; nothing was started. Use model.api=auto"
+        )
+    if settings.require_token_ids == "refuse" and not _gives_ids(replica, settings):  # noqa: S105 - a choice
+        raise ConfigInvalid(
+            f"model server {url} gives no token ids: {_LOST}; nothing was started. Use vLLM or "
+            "SGLang with return_token_ids, or go on without: --set model.require_token_ids=degrade"
+        )
+
+
+_LOST = (
+    "what was sampled could not be shown to the model again exactly, and the record would hold no "
+    "ids, log-probabilities or policy versions to train on"
+)
+
+_ANEW = (
+    "cannot continue a history by its ids (it has no /tokenize for messages, or takes no ids): "
+    "every turn is rendered anew and may begin a segment."
+)
+
+
+def _gives_ids(replica: Replica, settings: ModelSettings) -> bool:
+    if settings.api in _ROUTES.values():
+        return replica.offer.takes_ids
+    return replica.offer.token_ids
+
+
+def _notices(replica: Replica, settings: ModelSettings) -> tuple[str, ...]:
+    if not _gives_ids(replica, settings):
+        return (f"{replica.link.url} gives no token ids: {_LOST}.",)
+    if settings.api == "auto" and not replica.offer.takes_ids:
+        return (f"{replica.link.url} {_ANEW}",)
+    return ()

@@ -1,0 +1,69 @@
+"""Looking at a server now and then: its metrics, its weights, and whether it is paused.
+
+A paused server takes calls and answers none. vLLM says so where its development routes are on;
+elsewhere it is inferred: calls of ours are in flight, and in two looks in a row nothing runs and
+nothing waits. A server that cannot be reached is not paused: its calls fail, and the lane rests it.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from stoker.errors import ModelRefused, ModelUnavailable
+from stoker.inference.base import ServerLoad
+from stoker.inference.http.metrics import read_page
+from stoker.inference.http.replica import Replica
+
+_LOOK_SECONDS = 10.0
+"""A look that takes longer is given up; the next one follows."""
+
+
+class Watch:
+    """Looks at one replica; ``in_flight`` tells how many calls of ours it has."""
+
+    def __init__(self, replica: Replica, in_flight: Callable[[], int]) -> None:
+        self._replica = replica
+        self._in_flight = in_flight
+        self._silent_looks = 0
+        self.load: ServerLoad | None = None
+        """As of the last look; ``None`` where it told nothing."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether the server was paused at the last look."""
+        return self.load is not None and self.load.paused
+
+    async def look(self) -> None:
+        """Look once; never raises."""
+        flying = self._in_flight()
+        try:
+            async with asyncio.timeout(_LOOK_SECONDS):
+                load = await self._figures()
+                said = await self._says_paused()
+                version = await self._replica.weights.look()
+        except (ModelUnavailable, ModelRefused, TimeoutError, ValueError):
+            self.load, self._silent_looks = None, 0
+            return
+        paused = said if said is not None else self._seems_paused(load, flying)
+        self.load = msgspec.structs.replace(load, paused=paused, weight_version=version)
+
+    async def _figures(self) -> ServerLoad:
+        if not self._replica.offer.metrics:
+            return ServerLoad()
+        page = read_page(await self._replica.link.text("/metrics"))
+        return page.load if page is not None else ServerLoad()
+
+    async def _says_paused(self) -> bool | None:
+        if not self._replica.offer.pauses:
+            return None
+        answer = await self._replica.link.get("/is_paused")
+        return bool(answer.get("is_paused")) if isinstance(answer, dict) else None
+
+    def _seems_paused(self, load: ServerLoad, flying: int) -> bool:
+        silent = self._replica.offer.metrics and min(flying, self._in_flight()) > 0
+        if silent and load.running == 0 and load.waiting == 0:
+            self._silent_looks += 1
+        else:
+            self._silent_looks = 0
+        return self._silent_looks > 1
