@@ -185,6 +185,8 @@ def _result(verb: Verb, content: bytes | None) -> Any:  # noqa: ANN401 - any rec
 async def _count(ledger: Ledger, admitted: Admitted, recorded: Recorded) -> None:
     reply = await ledger.actions(ActionsRequest(rollout_id=admitted.rollout_id))
     for view in reply.actions:
+        if view.action.tool == "environment.close" and view.attempts == 0:
+            continue  # its worker ended with the run, and every box with it
         recorded.attempts[view.attempts] += 1
         if view.action.tool == "call":
             recorded.queue_actions.add(view.action.action_id)
