@@ -18,7 +18,7 @@ from stoker.model.events import Delivered
 from stoker.model.ids import RunId
 from stoker.model.outcome import OutcomeKind
 from support import runs_errands as errands
-from support.runs import Rig, rig, send, until
+from support.runs import LEASE, Rig, rig, send, until
 from support.runs_records import Records, read
 
 EXIT_BAD_INPUT = 2
@@ -156,10 +156,13 @@ async def short(ctx, task):
 """
 
 
-def short(folder: Path, datas: list[dict[str, Any]], slots: int) -> AbstractContextManager[Rig]:
+def short(
+    folder: Path, datas: list[dict[str, Any]], slots: int, lease: float = LEASE
+) -> AbstractContextManager[Rig]:
     log = str(folder / "tools.log")
     tasks = [{"task_id": f"t{n}", "data": {"log": log, **data}} for n, data in enumerate(datas)]
     settings = {
+        "ledger": {"lease": lease},
         "workers": {"classes": {"fast": {"slots": slots}}},
         "admission": {"mode": "fixed", "active_max": 2},
     }
@@ -206,18 +209,28 @@ def test_b8_result_after_the_outcome_is_recorded_as_late(tmp_path: Path) -> None
 def test_b8_environment_opened_too_late_is_closed(tmp_path: Path) -> None:
     """Its rollout has ended when the box stands; another rollout keeps the run going."""
     datas: list[dict[str, Any]] = [{"opens": True}, *({"seconds": "600"} for _ in range(8))]
-    with short(tmp_path, datas, 2) as one:
+    with short(tmp_path, datas, 2, lease=30.0) as one:  # a lost lease would drop it as well
         worker = stop_worker_at_its_report(one)
         until(lambda: outcomes(one).get("truncated", 0) > 0, "a rollout's timeout")
         send(worker, signal.SIGCONT)
         until(lambda: len(one.lines()) >= 3, "the worker at work again")
-        until(lambda: environments(one) == 0, f"no environment held\n{one.said()}")
-        assert not one.ended_early(), "it was let go while the run went on"
+        mark = written(one)
+        until(
+            lambda: one.ended_early() or (written(one) > mark and environments(one) == 0),
+            f"no environment held\n{one.said()}",
+        )
+        assert not one.ended_early(), "it must be let go while the run goes on"
         one.finish()
 
 
+def written(one: Rig) -> int:
+    return (one.run.workers / "w0" / "status.json").stat().st_mtime_ns
+
+
 def environments(one: Rig) -> int:
-    found: int = one.worker_status("w0")["environments"]
+    told = one.worker_status("w0")
+    assert told["state"] == "working", "it must be let go while the run goes on"
+    found: int = told["environments"]
     return found
 
 

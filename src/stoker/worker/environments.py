@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from stoker.errors import EnvironmentLost
-from stoker.model.ids import EnvironmentId
+from stoker.model.ids import EnvironmentId, Fence
 from stoker.sandbox.base import Box
 
 from .boxes import Boxes
@@ -25,6 +25,8 @@ class HeldEnvironment:
     environment_id: EnvironmentId
     generation: int
     box: Box
+    opened_by: Fence
+    """Lease under which it was opened."""
     interrupted: bool = False
     """One of its actions was cut short: processes were killed, files kept."""
 
@@ -74,10 +76,16 @@ class Environments:
             )
         return held
 
-    def hold(self, environment_id: EnvironmentId, generation: int, box: Box) -> None:
-        """Keep ``box`` as this life of the environment; an earlier life's box is removed."""
-        self.drop(environment_id)
-        self._held[environment_id] = HeldEnvironment(environment_id, generation, box)
+    def hold(self, held: HeldEnvironment) -> None:
+        """Keep a box as this life of its environment; an earlier life's box is removed."""
+        self.drop(held.environment_id)
+        self._held[held.environment_id] = held
+
+    def disown(self, environment_id: EnvironmentId, opened_by: Fence) -> None:
+        """Let go of what was opened under a lease whose result nobody wants."""
+        held = self._held.get(environment_id)
+        if held is not None and held.opened_by == opened_by:
+            self.drop(environment_id)
 
     def drop(self, environment_id: EnvironmentId, *, up_to: int | None = None) -> bool:
         """Let go of the environment, if held (in a life of at most ``up_to``); say whether."""

@@ -205,6 +205,9 @@ class Hands:
         if disposition is CompleteDisposition.STALE:
             self._meters.stale += 1
             self._log.warning("stale_result", action=completion.action_id, fence=completion.fence)
+            environment_id = job.lease.action.environment_id
+            if environment_id is not None:
+                self.environments.disown(environment_id, completion.fence)
         self._log.info(
             "finished",
             action=completion.action_id,

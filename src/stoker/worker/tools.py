@@ -101,7 +101,9 @@ class Tools:
             self._boxes.discard(box)
             raise
         attempt.ran()
-        self._environments.hold(action.environment_id, action.generation, box)
+        self._environments.hold(
+            HeldEnvironment(action.environment_id, action.generation, box, attempt.fence)
+        )
         offer = (await self._boxes.backend(request.policy)).offer
         return Done(
             result=OpenResult(
