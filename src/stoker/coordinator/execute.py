@@ -42,8 +42,8 @@ from stoker.coordinator.snapshots import Snapshots
 from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.workers import LocalWorkers
 from stoker.errors import BadInput, ConfigInvalid, RunChanged, StokerError
-from stoker.inference.base import Model
-from stoker.inference.open import open_model
+from stoker.inference.base import Model, Pausing
+from stoker.inference.open import open_model, start_model
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.ids import RunId
 from stoker.model.task import Task
@@ -69,9 +69,16 @@ _PLACEMENT = frozenset({"count", "reserve_cores", "reserve_memory", "idle_exit"}
 
 
 async def execute(
-    request: RunRequest, *, observer: Observer | None = None, stop: StopSignal | None = None
+    request: RunRequest,
+    *,
+    observer: Observer | None = None,
+    stop: StopSignal | None = None,
+    model: Model | None = None,
 ) -> RunReport:
     """Execute or resume a run; return when every rollout has its outcome or ``stop`` says so.
+
+    ``model`` is used in place of the one ``request.model`` names (which then only names it in the
+    record): an engine of this process, as ``inference.callable.CallableModel``. It is closed here.
 
     Raises:
         BadInput: program, tasks, model, settings or run directory cannot be used; nothing is left.
@@ -80,7 +87,7 @@ async def execute(
     **Cancellation:** as ``stop.stop()``: the run can be resumed.
     **Durability:** every outcome in the report is on disk.
     """
-    execution = _Execution(request, observer, stop or StopSignal(), SystemClock())
+    execution = _Execution(request, observer, stop or StopSignal(), SystemClock(), model)
     return await execution.execute()
 
 
@@ -95,9 +102,15 @@ class _Inputs:
 
 class _Execution:
     def __init__(
-        self, request: RunRequest, observer: Observer | None, stop: StopSignal, clock: Clock
+        self,
+        request: RunRequest,
+        observer: Observer | None,
+        stop: StopSignal,
+        clock: Clock,
+        model: Model | None,
     ) -> None:
         self._request = request
+        self._model = model
         self._settings: Settings = request.settings
         self._observer = observer
         self._stop = stop
@@ -106,6 +119,8 @@ class _Execution:
         self._metrics = Metrics()
         self._log: Log
         """Opened once the run directory is owned."""
+        self._notices: tuple[str, ...] = ()
+        """What the model says it cannot give."""
 
     async def execute(self) -> RunReport:
         resumed = self._request.resume
@@ -128,7 +143,9 @@ class _Execution:
         if not self._request.program.is_file():
             raise BadInput(f"there is no program file {self._request.program}; nothing was started")
         found = read_tasks(tasks, self._settings.run.task_limit)
-        model = open_model(self._request.model, base=Path.cwd())
+        model = self._model or open_model(
+            self._request.model, base=Path.cwd(), settings=self._settings.model
+        )
         return _Inputs(found, tasks.read_bytes(), model)
 
     async def _owned(
@@ -140,6 +157,10 @@ class _Execution:
                 log = open_log(run.logs / "coordinator.log", level=self._settings.observe.log_level)
                 self._stack.callback(log.close)
                 self._log = log
+                await start_model(inputs.model)
+                self._notices = inputs.model.info().notices
+                for notice in self._notices:
+                    log.event("model_notice", text=notice)
                 return await self._prepared(run, inputs, record)
 
     async def _prepared(
@@ -224,6 +245,8 @@ class _Execution:
             )
         )
         lane = Lane(model, settings.lane, self._clock, answered=figures.answered)
+        if isinstance(model, Pausing):
+            model.watch_pauses(lane.pause, lane.resume)
         flow.hosts = pool
         flow.dispatcher = Dispatcher(lane, artifacts, flow.arrived)
         environment_class = settings.workers.environment_class
@@ -317,7 +340,7 @@ class _Execution:
             program_name=loaded.name,
             program_version=loaded.version,
             program_digest=loaded.source_digest,
-            model=self._request.model,
+            model=_model_identity(self._request.model, inputs.model),
             model_digest=_model_digest(self._request.model),
             tasks_digest=content_digest(inputs.tasks_bytes),
             tasks_count=len(inputs.tasks),
@@ -339,6 +362,8 @@ class _Execution:
             self._stack.callback(start_endpoint(self._metrics, port).close)
         shared = self._settings.sandbox.accept_shared_kernel
         snapshots = Snapshots(coordinator, run, workers, accept_shared_kernel=shared)
+        for notice in self._notices:
+            snapshots.said(notice)
         keeping.add_done_callback(lambda done: _worker_trouble(coordinator, done))
         self._log.event("run_started", run=run.path.name, rollouts=coordinator.parts.plan.total)
         telling = asyncio.create_task(self._tell(snapshots, coordinator))
@@ -440,6 +465,11 @@ def _differences(old: RunRecord, new: RunRecord) -> list[str]:
         if before != now:
             found.append(f"{label} (recorded {before[:16]}, given {now[:16]})")
     return found
+
+
+def _model_identity(spec: str, model: Model) -> str:
+    """Return what must be the same on a resume: of model servers the name, not the address."""
+    return model.info().name if spec.startswith(("http:", "https:")) else spec
 
 
 def _model_digest(spec: str) -> str:

@@ -84,7 +84,7 @@ class Lane:
         for number in range(self._settings.retries + 1):
             if number:
                 self._meter.retries += 1
-                await asyncio.sleep(self._pause_before(number))
+                await asyncio.sleep(self._pause_before(number, failed))
             replica = await self._room_for(request, order, avoid)
             try:
                 return await self._try(replica, request)
@@ -329,8 +329,11 @@ class Lane:
             paused=self._paused,
         )
 
-    def _pause_before(self, number: int) -> float:
+    def _pause_before(self, number: int, failed: ModelUnavailable | None) -> float:
         doubled = self._settings.retry_delay * 2.0 ** (number - 1)
+        if failed is not None and len(self._replicas) == 1:
+            # Where there is nobody else to ask, the server's own Retry-After is heeded.
+            doubled = max(doubled, float(failed.context.get("retry_after_seconds", 0.0)))
         return self._jitter(min(RETRY_SECONDS_MAX, doubled))
 
     def _loads(self) -> list[DeviceLoad]:
