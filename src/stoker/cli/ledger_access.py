@@ -3,10 +3,18 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from stoker.broker.base import Durability, Ledger, LedgerLimits, RolloutsRequest, RolloutSummary
+from stoker.broker.base import (
+    Durability,
+    JournalRequest,
+    Ledger,
+    LedgerLimits,
+    RolloutsRequest,
+    RolloutSummary,
+)
 from stoker.broker.client import connect
 from stoker.config.tree import LedgerSettings
 from stoker.coordinator.record import RunDirectory
+from stoker.model.events import JournalEvent, decode_event
 from stoker.model.ids import RolloutId, RunId
 
 _PAGE = 1000
@@ -42,13 +50,24 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[Ledger]:
         await ledger.close()
 
 
-async def all_rollouts(ledger: Ledger, run_id: RunId) -> list[RolloutSummary]:
-    """Return every rollout of the run in order of admission."""
-    found: list[RolloutSummary] = []
+async def each_rollout(ledger: Ledger, run_id: RunId) -> AsyncIterator[RolloutSummary]:
+    """Yield every rollout of the run in order of admission, a page in memory at a time."""
     after: RolloutId | None = None
     while True:
         reply = await ledger.rollouts(RolloutsRequest(run_id=run_id, after=after, limit=_PAGE))
-        found += reply.rollouts
+        for summary in reply.rollouts:
+            yield summary
         if len(reply.rollouts) < _PAGE:
-            return found
+            return
         after = reply.rollouts[-1].rollout_id
+
+
+async def all_rollouts(ledger: Ledger, run_id: RunId) -> list[RolloutSummary]:
+    """Return every rollout of the run in order of admission."""
+    return [summary async for summary in each_rollout(ledger, run_id)]
+
+
+async def journal_of(ledger: Ledger, run_id: RunId, rollout_id: RolloutId) -> list[JournalEvent]:
+    """Return the journal of a rollout."""
+    reply = await ledger.journal(JournalRequest(run_id=run_id, rollout_id=rollout_id))
+    return [decode_event(stored) for stored in reply.events]
