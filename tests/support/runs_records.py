@@ -75,7 +75,10 @@ class Rollout:
 class Records:
     """One run's ledger, read."""
 
+    every: list[Rollout]
+    """In order of admission; a restarted place has several."""
     rollouts: dict[tuple[str, int], Rollout]
+    """The latest of each place."""
     dead: tuple[ActionView, ...]
     stats: StatsReply
     store: ArtifactStore
@@ -101,10 +104,10 @@ async def _read(run: Path) -> Records:
     lived = owner_pid(run / "ledger")
     client = await connect(run / "ledger", role="reader", idle_exit_seconds=5.0)
     try:
-        rollouts = {}
-        for rollout_id in await _ids(client, RunId(run.name)):
-            rollout = await _rollout(client, RunId(run.name), rollout_id, store)
-            rollouts[rollout.place] = rollout
+        every = [
+            await _rollout(client, RunId(run.name), rollout_id, store)
+            for rollout_id in await _ids(client, RunId(run.name))
+        ]
         dead = (await client.dead_letters(DeadLettersRequest(run_id=RunId(run.name)))).actions
         stats = await client.stats()
     finally:
@@ -113,7 +116,7 @@ async def _read(run: Path) -> Records:
         if pid is not None and lived is None:
             os.kill(pid, signal.SIGTERM)
             wait_gone(pid)
-    return Records(rollouts, dead, stats, store)
+    return Records(every, {one.place: one for one in every}, dead, stats, store)
 
 
 async def _ids(client: LedgerClient, run_id: RunId) -> list[RolloutId]:

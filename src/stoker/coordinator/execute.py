@@ -166,12 +166,7 @@ class _Execution:
     async def _prepared(
         self, run: RunDirectory, inputs: _Inputs, record: RunRecord | None
     ) -> RunReport:
-        pool = HostPool(
-            self._spawner(run),
-            self._settings.program.hosts,
-            stuck_seconds=self._settings.program.stuck,
-            clock=self._clock,
-        )
+        pool = HostPool(self._spawner(run), self._settings.program.hosts)
         self._stack.push_async_callback(pool.close)
         loaded = await pool.start()
         Admission(self._settings.admission, self._clock).require_fit(loaded.boxes)

@@ -2,8 +2,7 @@
 
 A host that a program holds past the bound is ended: the innocent are replayed on other hosts, the
 program that held it goes on in *quarantine*, a host of its own, where it can harm nobody; its
-rollout's timeout ends it there. A host that says nothing at all while it owes turns (stopped, or
-its interpreter lock is held, so that its own watchdog cannot speak) counts as dead.
+rollout's timeout ends it there. ``rollout.hosts`` tells of silent hosts in the same way.
 
 A host that dies is replaced. It works through its messages in order, so the suspects are the
 rollout whose turn it owed longest and those whose ``ctx.local`` functions ran in it; one that takes
@@ -34,7 +33,6 @@ from stoker.rollout.messages import (
     Stuck,
     Turn,
 )
-from stoker.seams.clock import Clock
 
 STRIKES_MAX = 4
 """A rollout that ended this many hosts is given up."""
@@ -42,13 +40,6 @@ _UNLOADED_MAX = 4
 """So many hosts in a row that end before they have loaded the program end the run."""
 _UNLOADED_SECONDS = 0.1
 """Before the first of them is replaced; doubles."""
-_SILENT_FACTOR = 2.0
-"""A host that owes a turn may be silent for so many times the bound its watchdog keeps."""
-_SILENT_SECONDS_MIN = 1.0
-_LOADING_SECONDS = 90.0
-"""As above, while it loads the program; its own watchdog speaks up after 60."""
-_LOOKS = 8
-"""Looks at a host within the time it may be silent."""
 
 
 class HostLink(Protocol):
@@ -105,8 +96,6 @@ class _Slot:
     rollouts: dict[RolloutId, ActiveRollout] = field(default_factory=dict)
     owed: dict[RolloutId, None] = field(default_factory=dict)
     """Rollouts whose turn has not come, in the order in which the host gets to them."""
-    silent_seconds: float = 0.0
-    """For how long it has owed a turn and said nothing, while we were able to hear."""
     loaded: bool = False
     stuck: bool = False
     """A program holds it and is known: nobody else is to blame for its end."""
@@ -129,17 +118,11 @@ class HostPool:
         self,
         spawn: Callable[[int], Awaitable[HostLink]],
         count: int,
-        *,
-        stuck_seconds: float,
-        clock: Clock,
     ) -> None:
         self._spawn = spawn
         self._count = count
-        self._silent_max = max(_SILENT_SECONDS_MIN, stuck_seconds * _SILENT_FACTOR)
-        self._clock = clock
         self._unloaded = 0
         """Hosts in a row that ended before they had loaded the program."""
-        self._listening: asyncio.Task[None] | None = None
         self.listener: PoolListener
         """Set before the first rollout is placed."""
         self._slots: dict[int, _Slot] = {}
@@ -155,7 +138,6 @@ class HostPool:
         """
         for _ in range(self._count):
             self._open(quarantine=False)
-        self._listening = asyncio.create_task(self._listen(), name="silent hosts")
         return await self.first_loaded
 
     # --- rollouts ----------------------------------------------------------------------------
@@ -208,7 +190,6 @@ class HostPool:
         """End every host."""
         self._closing = True
         tasks = [slot.task for slot in self._slots.values() if slot.task is not None]
-        tasks += [] if self._listening is None else [self._listening]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -228,25 +209,6 @@ class HostPool:
         if slot.task is not None and not slot.ending:
             slot.ending = True  # a second cancellation would cut its cleanup short
             slot.task.cancel()
-
-    async def _listen(self) -> None:
-        """End hosts that owe a turn and say nothing.
-
-        Only time in which this process ran counts: a coordinator that was stopped, or whose loop
-        was busy, has heard nobody and must not take that for their silence.
-        """
-        pause = self._silent_max / _LOOKS
-        before = self._clock.monotonic()
-        while True:
-            await asyncio.sleep(pause)
-            now = self._clock.monotonic()
-            passed, before = min(now - before, 2 * pause), now
-            for slot in list(self._slots.values()):
-                if slot.quarantine or (slot.loaded and not slot.owed):
-                    continue  # the one harms nobody, the other owes nothing
-                slot.silent_seconds += passed
-                if slot.silent_seconds >= (self._silent_max if slot.loaded else _LOADING_SECONDS):
-                    self._end(slot)
 
     async def _serve(self, slot: _Slot, after_seconds: float) -> None:
         try:
@@ -269,7 +231,6 @@ class HostPool:
             self._gone(slot)
 
     def _heard(self, slot: _Slot, message: FromHost) -> None:
-        slot.silent_seconds = 0.0
         if isinstance(message, Loaded):
             slot.loaded = True
             self._unloaded = 0
@@ -297,7 +258,7 @@ class HostPool:
                 self._held(slot, rollout, message)
 
     def _held(self, slot: _Slot, rollout: ActiveRollout, message: Stuck) -> None:
-        rollout.stuck_where = message.where
+        rollout.stuck_where = rollout.stuck_where or message.where
         if slot.quarantine:
             return  # it harms nobody here; its timeout decides
         rollout.quarantined = True

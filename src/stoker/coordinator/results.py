@@ -16,6 +16,7 @@ from stoker.model.tools import CallResult, RunResult
 from stoker.model.value import Value, inline_value
 from stoker.rollout.arguments import CallArguments, OnTimeout
 
+_BARRED = frozenset({FaultSide.INFRASTRUCTURE, FaultSide.INTERNAL, FaultSide.CALLER})
 _DATA = frozenset({CompletionStatus.OK, CompletionStatus.TIMED_OUT, CompletionStatus.LIMIT})
 
 
@@ -41,8 +42,11 @@ def seen(verb: Verb, completion: Completion) -> Seen:
 
 
 def taints(fault: FaultRecord | None) -> bool:
-    """Whether ``fault`` bars a reward until the program says it recovered."""
-    return fault is not None and fault.side in {FaultSide.INFRASTRUCTURE, FaultSide.INTERNAL}
+    """Whether ``fault`` bars a reward until the program says it recovered.
+
+    A run whose settings a worker cannot carry out is no fault of the policy either.
+    """
+    return fault is not None and fault.side in _BARRED
 
 
 def on_timeout(verb: Verb, arguments: bytes) -> OnTimeout:
