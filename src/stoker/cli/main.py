@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from stoker import __version__
-from stoker.cli import bench, config, doctor, export, ledger, show, status, worker
+from stoker.cli import bench, config, doctor, export, ledger, replay, show, status, worker
 from stoker.cli import run as run_command
 from stoker.cli.text import clean
 from stoker.errors import EXIT_BAD_INPUT, BadInput, StokerError
@@ -39,6 +39,7 @@ app.add_typer(ledger.app, name="ledger")
 app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("export")(export.export)
+app.command("replay")(replay.replay)
 app.command("doctor")(doctor.doctor)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")

@@ -10,10 +10,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from stoker.coordinator.hosts import HostLink
+from stoker.coordinator.rebuild import check_of
 from stoker.coordinator.resuming import Resumer
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import RolloutId, RunId
-from stoker.rollout.messages import Differed, Evict, FromHost, StartRollout, Stuck, Turn
+from stoker.rollout.messages import Differed, Evict, FromHost, Stuck, Turn
 
 _QUEUE_MAX = 100
 _ID_DIGITS = 8
@@ -73,18 +74,7 @@ class Checker:
     ) -> bool:
         """Check one rollout; ``False``: the host does not answer any more."""
         standing = await self._resumer.standing(self._run_id, rollout_id)
-        admitted = standing.admitted
-        link.send(
-            StartRollout(
-                rollout_id=rollout_id,
-                task=admitted.task,
-                epoch=admitted.epoch,
-                index=admitted.index,
-                group_id=admitted.group_id,
-                at=admitted.at,
-                history=tuple(standing.turns),
-            )
-        )
+        link.send(check_of(standing, standing.turns))
         async for message in messages:
             if isinstance(message, Differed):
                 self._found(rollout_id, message.fault)

@@ -5,7 +5,7 @@ itself keeps per rollout. Invariant: what is rebuilt here equals what the live c
 the last event was journalled (tested by rebuilding after every append).
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -28,7 +28,7 @@ from stoker.model.faults import FaultRecord
 from stoker.model.generation import GenerateArguments, Generation
 from stoker.model.ids import CallPath
 from stoker.model.value import Value
-from stoker.rollout.messages import RecordedCall, RecordedResult, RecordedTurn
+from stoker.rollout.messages import RecordedCall, RecordedResult, RecordedTurn, StartRollout
 
 Fetch = Callable[[Value], bytes]
 """Gives the content of a value."""
@@ -70,6 +70,21 @@ def rebuild(events: Iterable[JournalEvent], fetch: Fetch) -> Standing:
         standing.seq += 1
         _apply(standing, event, fetch)
     return standing
+
+
+def check_of(standing: Standing, turns: Sequence[RecordedTurn]) -> StartRollout:
+    """Return what makes a host replay ``turns`` of the rollout and carry nothing out."""
+    admitted = standing.admitted
+    return StartRollout(
+        rollout_id=admitted.rollout_id,
+        task=admitted.task,
+        epoch=admitted.epoch,
+        index=admitted.index,
+        group_id=admitted.group_id,
+        at=admitted.at,
+        history=tuple(turns),
+        checking=True,
+    )
 
 
 def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:

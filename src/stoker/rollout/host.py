@@ -190,6 +190,8 @@ class Host:
         if turn.outcome is not None:
             self._evict(turn.rollout_id)
             return
+        if trampoline.start.checking:
+            return
         for path, operation in trampoline.take_locals():
             self._threads.submit(self._run_local, trampoline, path, operation)
 

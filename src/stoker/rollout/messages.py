@@ -66,6 +66,8 @@ class StartRollout(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     group_id: str
     at: float
     history: tuple[RecordedTurn, ...] = ()
+    checking: bool = False
+    """Nothing comes of it but turns: ``ctx.local`` functions are not run either."""
 
 
 class Deliver(msgspec.Struct, frozen=True, kw_only=True, tag="deliver"):
