@@ -6,10 +6,10 @@ function returns is checked where it enters (arrays of equal length, spans witho
 trainer would otherwise be fed shifted arrays; what it raises is the model's failure, not the run's.
 """
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from stoker.errors import ModelUnavailable, StokerError
+from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
 from stoker.model.generation import GenerateRequest, Generation, LogprobKind
 
@@ -41,8 +41,7 @@ class CallableModel:
             logprob_kind=logprob_kind,
             simulated=False,
         )
-        self._running = self._sampled = self._prefilled = 0
-        self._active_seconds = self._sequence_seconds = self._since = 0.0
+        self._account = CallAccount()
         self._is_paused = False
         self._paused: Callable[[], None] = lambda: None
         self._resumed: Callable[[], None] = lambda: None
@@ -61,7 +60,7 @@ class CallableModel:
         **Cancellation:** the function is cancelled.
         """
         assert replica == 0
-        self._changed(1)
+        self._account.begun()
         try:
             generation = await self._generate(request)
         except StokerError:
@@ -75,7 +74,7 @@ class CallableModel:
                 replica=0,
             ) from error
         finally:
-            self._changed(-1)
+            self._account.ended()
         problem = flaw(generation)
         if problem:
             raise ModelUnavailable(
@@ -84,22 +83,13 @@ class CallableModel:
                 request_id=request.request_id,
                 replica=0,
             )
-        self._sampled += generation.token_count
-        self._prefilled += len(generation.prompt_ids) // 4
+        self._account.answered(generation)
         return generation
 
     def load(self, replica: int) -> DeviceLoad:
         """Return what our calls did."""
         assert replica == 0
-        if self._running:
-            self._changed(0)
-        return DeviceLoad(
-            active_seconds=self._active_seconds,
-            sequence_seconds=self._sequence_seconds,
-            tokens_sampled=self._sampled,
-            tokens_prefilled=self._prefilled,
-            running=self._running,
-        )
+        return self._account.load()
 
     def watch_pauses(self, paused: Callable[[], None], resumed: Callable[[], None]) -> None:
         """Call ``paused`` and ``resumed`` as the owner pauses and resumes."""
@@ -119,14 +109,6 @@ class CallableModel:
 
     async def close(self) -> None:
         """Nothing to let go of: the engine is the owner's."""
-
-    def _changed(self, by: int) -> None:
-        now = asyncio.get_running_loop().time()
-        if self._running:
-            self._active_seconds += now - self._since
-            self._sequence_seconds += self._running * (now - self._since)
-        self._since = now
-        self._running += by
 
 
 def flaw(generation: object) -> str:

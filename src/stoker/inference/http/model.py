@@ -11,6 +11,7 @@ import msgspec
 
 from stoker.config.tree import ModelSettings
 from stoker.errors import ConfigInvalid
+from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
 from stoker.inference.http.replica import Replica, ToolReading
 from stoker.inference.http.watch import Watch
@@ -18,42 +19,6 @@ from stoker.inference.http.weights import policy_version
 from stoker.model.generation import GenerateRequest, Generation, LogprobKind
 
 _ROUTES = {"vllm": "completions", "sglang": "generate"}
-
-
-class _Account:
-    """What our calls did on one replica."""
-
-    def __init__(self) -> None:
-        self.running = 0
-        self.sampled = 0
-        self.prefilled = 0
-        self._active_seconds = 0.0
-        self._sequence_seconds = 0.0
-        self._since = 0.0
-
-    def changed(self, by: int) -> None:
-        """Note that ``by`` calls more are in flight from now on."""
-        self._charge()
-        self.running += by
-
-    def load(self) -> DeviceLoad:
-        self._charge()
-        return DeviceLoad(
-            active_seconds=self._active_seconds,
-            sequence_seconds=self._sequence_seconds,
-            tokens_sampled=self.sampled,
-            tokens_prefilled=self.prefilled,
-            running=self.running,
-        )
-
-    def _charge(self) -> None:
-        if not self.running and not self._since:
-            return
-        now = asyncio.get_running_loop().time()
-        if self.running:
-            self._active_seconds += now - self._since
-            self._sequence_seconds += self.running * (now - self._since)
-        self._since = now
 
 
 class HttpModel:
@@ -65,7 +30,7 @@ class HttpModel:
         self.replicas = tuple(
             Replica(url, index, settings, reading) for index, url in enumerate(urls)
         )
-        self._accounts = tuple(_Account() for _ in urls)
+        self._accounts = tuple(CallAccount() for _ in urls)
         self._watches = tuple(
             Watch(replica, lambda account=account: account.running)  # type: ignore[misc]
             for replica, account in zip(self.replicas, self._accounts, strict=True)
@@ -111,13 +76,12 @@ class HttpModel:
         **Cancellation:** the connection is closed and the server aborts.
         """
         account = self._accounts[replica]
-        account.changed(1)
+        account.begun()
         try:
             generation = await self.replicas[replica].generate(request)
         finally:
-            account.changed(-1)
-        account.sampled += generation.token_count
-        account.prefilled += len(generation.prompt_ids) // 4
+            account.ended()
+        account.answered(generation)
         return generation
 
     def load(self, replica: int) -> DeviceLoad:

@@ -80,9 +80,10 @@ class Replica:
 
         **Cancellation:** the connection is closed (and SGLang told): the server aborts.
         """
-        before = await self.weights.look()
+        says = self.offer.says_weights
+        before = "" if says else await self.weights.look()
         answered, rerendered = await self._sampled(request)
-        after = await self.weights.look()
+        after = "" if says else await self.weights.look()
         if answered.finish_reason is FinishReason.ABORTED:
             raise ModelUnavailable(
                 f"replica {self.index} ({self.link.url}) aborted call {request.request_id} "
@@ -101,6 +102,8 @@ class Replica:
     # --- routes ------------------------------------------------------------------------------
 
     async def _sampled(self, request: GenerateRequest) -> tuple[Answered, bool]:
+        if request.sampling.tokens_max < 1:
+            return no_room(None), False  # which servers refuse
         prompt = await self._prompt(request) if self._by_ids(request) else None
         if prompt is not None:
             return await self._from_ids(request, prompt.ids), prompt.rerendered

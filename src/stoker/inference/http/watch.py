@@ -36,12 +36,15 @@ class Watch:
 
     async def look(self) -> None:
         """Look once; never raises."""
+        offer, weights = self._replica.offer, self._replica.weights
+        if not (offer.metrics or offer.pauses or weights.route):
+            return
         flying = self._in_flight()
         try:
             async with asyncio.timeout(_LOOK_SECONDS):
                 load = await self._figures()
                 said = await self._says_paused()
-                version = await self._replica.weights.look()
+                version = await weights.look()
         except (ModelUnavailable, ModelRefused, TimeoutError, ValueError):
             self.load, self._silent_looks = None, 0
             return
