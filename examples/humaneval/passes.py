@@ -9,7 +9,8 @@ import asyncio
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,23 +134,19 @@ class Stage:
             seen = recorder.also(observer)
             process = self._started()
             half = already + (len(self.tasks) + 1) // 2
-            try:
+            with _stopped_on_trouble(process):
                 self._watch(process, lambda: _lines(self.counter) >= half, seen)
-            finally:
-                ended = process.poll()
-                process.kill()
-                process.wait()
+            ended = process.poll()
+            process.kill()
+            process.wait()
             if ended is not None:
                 raise PassFailed(f"the run ended ({ended}) before its half; {self._log()}")
             run = self._run()
             killed = asyncio.run(_left_behind(run, process.pid, recorder.elapsed()))
             recorder.mark("kill -9")
             process = self._started("--resume", run.path.name)
-            try:
+            with _stopped_on_trouble(process):
                 self._watch(process, lambda: False, seen)
-            finally:
-                process.terminate()
-                process.wait()
         if process.returncode != 0:
             raise PassFailed(f"the resumed run ended with {process.returncode}; {self._log()}")
         return recorder.passed(_status(run), run), killed
@@ -222,6 +219,17 @@ class _Recorder:
     def passed(self, snapshot: RunSnapshot, run: RunDirectory | None) -> Passed:
         self._timeline.samples.append((self.elapsed(), 0))
         return Passed(snapshot, self.elapsed(), self._timeline, run)
+
+
+@contextmanager
+def _stopped_on_trouble(process: "subprocess.Popen[bytes]") -> Iterator[None]:
+    """Stop a run in good order when the demo itself is interrupted or fails."""
+    try:
+        yield
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
 
 
 async def _left_behind(run: RunDirectory, pid: int, seconds: float) -> Killed:
