@@ -11,7 +11,6 @@ import random
 import signal
 import stat
 import tempfile
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,24 +23,13 @@ from stoker.model.action import Effect
 from stoker.model.events import Delivered, Verb
 from stoker.model.outcome import OutcomeKind
 from support import runs_errands as errands
-from support.runs import LEASE, ROLES, Rig, merged, rig, send, tell, wait_gone
+from support.runs import LEASE, ROLES, Rig, merged, rig, tell
+from support.runs_kills import Kill, survive
 from support.runs_records import Records, Rollout, read
 
 ROLLOUTS = 200
 KILLS = 10
 SEEDS = [11, 12, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (13, 14, 15))]
-HELD_SECONDS = LEASE * 1.5
-"""How long a stopped process stays stopped: the fault itself, not a wait for anything."""
-
-
-class Kill(NamedTuple):
-    """One blow, due when the tools have left ``lines`` lines."""
-
-    lines: int
-    role: str
-    number: signal.Signals
-    which: int
-    """Picks among several who play the role."""
 
 
 def plan(seed: int) -> list[Kill]:
@@ -115,35 +103,13 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
             yield told(one)
 
 
-def strike(one: Rig, kill: Kill) -> None:
-    """Do one blow; a coordinator that is killed is resumed, what is stopped is continued."""
-    tell(f"{len(one.lines())} lines: {kill.number.name} {kill.role}")
-    pid = one.signal(kill.role, kill.number, kill.which)
-    if kill.number is signal.SIGSTOP:
-        time.sleep(HELD_SECONDS)
-        send(pid, signal.SIGCONT)
-        return
-    assert wait_gone(pid), f"{kill.role} {pid} outlived SIGKILL"
-    if kill.role == "coordinator":
-        assert one.ended() == -signal.SIGKILL
-        one.start()
-
-
-def survive(one: Rig, kills: list[Kill]) -> None:
-    one.start()
-    for kill in kills:
-        one.until_lines(kill.lines)
-        strike(one, kill)
-    one.finish()
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_b4_killed_run_equals_one_left_alone(
     seed: int, tmp_path: Path, outside: Path, reference: Told
 ) -> None:
     tell(f"seed {seed}: {plan(seed)}")
     with rig(tmp_path, **errand_rig(tmp_path, outside, ROLLOUTS)) as one:
-        survive(one, plan(seed))
+        survive(one, plan(seed), held_seconds=LEASE * 1.5)
         after = told(one)
         assert one.report()["snapshot"]["boxes_leaked"] == 0
     same_but_for_ambiguous(after.records, reference.records)
