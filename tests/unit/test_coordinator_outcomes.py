@@ -6,15 +6,18 @@ import msgspec
 import pytest
 
 from stoker.coordinator.outcomes import outcome_of
-from stoker.coordinator.results import seen, taints
-from stoker.errors import EffectAmbiguous, EnvironmentLost, ProgramRaised, ToolRefused
+from stoker.coordinator.calls import Call
+from stoker.coordinator.results import SAFE_RETRIES_MAX, retry_reason, seen, taints
+from stoker.errors import BoxFailed, EffectAmbiguous, EnvironmentLost, ProgramRaised, ToolRefused
+from stoker.model.action import Effect
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.events import Verb
 from stoker.model.faults import FaultSide
-from stoker.model.ids import ActionId, Fence
+from stoker.model.ids import ActionId, CallPath, Fence
 from stoker.model.outcome import Outcome, OutcomeKind
-from stoker.model.tools import RunResult
+from stoker.model.tools import CallRequest, RunResult
 from stoker.model.value import inline_value
+from stoker.rollout.arguments import CallArguments, OnTimeout
 from stoker.rollout.messages import ProgramOutcome
 
 LOST = EnvironmentLost("box gone").record()
@@ -102,3 +105,40 @@ def test_an_action_that_never_started_is_the_infrastructures_fault() -> None:
 )
 def test_only_our_own_faults_taint(fault: object, bars: bool) -> None:  # noqa: FBT001 - a table
     assert taints(fault) is bars  # type: ignore[arg-type]
+
+
+def call(effect: Effect = Effect.PURE, late: str = "observe", *, retries: int = 0) -> Call:
+    arguments = CallArguments(
+        request=CallRequest(argv=("true",)),
+        effect=effect,
+        worker_class=None,
+        timeout_seconds=None,
+        on_timeout=OnTimeout(kind=late, times=3),
+    )
+    encoded = msgspec.msgpack.encode(arguments)
+    return Call(
+        path=CallPath("0"), verb=Verb.CALL, arguments=encoded, issued_at=0.0, retries=retries
+    )
+
+
+NOT_STARTED = completion(CompletionStatus.TIMED_OUT, attempt=0)
+TIMED_OUT = completion(CompletionStatus.TIMED_OUT, attempt=1)
+NO_BOX = completion(CompletionStatus.ERROR, attempt=1, fault=BoxFailed("no room").record())
+
+
+def test_work_that_never_began_is_tried_again_a_bounded_number_of_times() -> None:
+    for retries in range(SAFE_RETRIES_MAX):
+        assert retry_reason(call(retries=retries), NOT_STARTED)
+        assert retry_reason(call(retries=retries), NO_BOX)
+    assert not retry_reason(call(retries=SAFE_RETRIES_MAX), NOT_STARTED)
+    assert not retry_reason(call(retries=SAFE_RETRIES_MAX), NO_BOX)
+
+
+def test_an_external_action_whose_box_failed_is_not_run_again_blindly() -> None:
+    assert not retry_reason(call(Effect.EXTERNAL), NO_BOX)
+
+
+def test_a_timeout_of_running_work_is_repeated_only_where_the_program_says_so() -> None:
+    assert not retry_reason(call(), TIMED_OUT)
+    assert retry_reason(call(late="retry", retries=2), TIMED_OUT)
+    assert not retry_reason(call(late="retry", retries=3), TIMED_OUT)

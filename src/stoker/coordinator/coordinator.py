@@ -176,6 +176,7 @@ class Coordinator:
         rollout.order = self._order
         self._order += 1
         self.boxes_reserved += self.parts.plan.loaded.boxes
+        rollout.deadline = self.parts.clock.monotonic() + seconds
         rollout.timeout = asyncio.get_running_loop().call_later(seconds, self._timed_out, rollout)
 
     def _timed_out(self, rollout: ActiveRollout) -> None:
@@ -284,7 +285,7 @@ class Coordinator:
         if not self.parts.plan.is_of_this_start(standing.admitted):
             self._restart(rollout)
             return
-        passed = self.parts.clock.now().wall - standing.admitted.at
+        passed = standing.at - standing.admitted.at  # a run resumed next week is not out of time
         self._enter(rollout, max(0.0, standing.admitted.timeout_seconds - passed))
         self.flow.resume(rollout, tuple(standing.turns))
         self._relaunch(rollout, standing)

@@ -9,7 +9,7 @@ from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import GENERATIONS_MAX
 from stoker.coordinator.flow import Flow, environment_path
 from stoker.coordinator.restoring import Restorer
-from stoker.coordinator.results import on_timeout, seen
+from stoker.coordinator.results import on_timeout, retry_reason, seen
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import EnvironmentLost
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
@@ -101,7 +101,8 @@ class EventRouter:
         latency = self._flow.parts.clock.monotonic() - call.issued_at
         self._flow.parts.figures.latency(call, latency)
         late = on_timeout(call.verb, call.arguments)
-        cut = completion.status is CompletionStatus.TIMED_OUT and late.kind == "truncate"
+        timed_out = completion.status is CompletionStatus.TIMED_OUT and completion.attempt > 0
+        cut = timed_out and late.kind == "truncate"
         self._flow.arrived(
             rollout,
             Result(
@@ -130,13 +131,11 @@ class EventRouter:
         return self._restorer.begin(rollout, rollout.environments[path], call)
 
     def _again(self, rollout: ActiveRollout, call: Call, completion: Completion) -> bool:
-        """Submit the call once more when it timed out and the program asked for that."""
-        late = on_timeout(call.verb, call.arguments)
-        if completion.status is not CompletionStatus.TIMED_OUT or late.kind != "retry":
+        """Submit the call once more where that is safe, or where the program asked for it."""
+        why = retry_reason(call, completion)
+        if not why:
             return False
-        if call.retries >= late.times:
-            return False
-        self._retry(rollout, call, completion, "tool timeout")
+        self._retry(rollout, call, completion, why)
         return True
 
     def _retry(self, rollout: ActiveRollout, call: Call, completion: Completion, why: str) -> None:

@@ -287,8 +287,7 @@ class Flow:
 
     def left(self, rollout: ActiveRollout) -> float:
         """Return the seconds that remain of the rollout, at least one."""
-        deadline = rollout.admitted.at + rollout.admitted.timeout_seconds
-        return max(1.0, deadline - self.parts.clock.now().wall)
+        return max(1.0, rollout.deadline - self.parts.clock.monotonic())
 
     def _withdraw(self, rollout: ActiveRollout, paths: tuple[CallPath, ...]) -> list[JournalEvent]:
         events: list[JournalEvent] = []

@@ -69,7 +69,7 @@ class Restorer:
                 continue
             restoration.running = None
             restoration.spent.append(completion.action_id)
-            if completion.status in _DONE and not completion.box_gone:
+            if completion.status in _DONE and completion.attempt and not completion.box_gone:
                 self._went(rollout, environment, restoration, completion)
             else:
                 self._failed(rollout, environment, restoration, completion)

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stoker.errors import Infrastructure, InternalError
+from stoker.coordinator.calls import Call
+from stoker.errors import BoxFailed, Infrastructure, InternalError
+from stoker.model.action import Effect
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord, FaultSide
@@ -17,6 +19,8 @@ from stoker.model.value import Value, inline_value
 from stoker.rollout.arguments import CallArguments, OnTimeout
 
 _BARRED = frozenset({FaultSide.INFRASTRUCTURE, FaultSide.INTERNAL, FaultSide.CALLER})
+SAFE_RETRIES_MAX = 2
+"""Submits after the first of a call whose work never began."""
 _DATA = frozenset({CompletionStatus.OK, CompletionStatus.TIMED_OUT, CompletionStatus.LIMIT})
 
 
@@ -54,6 +58,32 @@ def on_timeout(verb: Verb, arguments: bytes) -> OnTimeout:
     if verb is not Verb.CALL:
         return OnTimeout()
     return msgspec.msgpack.decode(arguments, type=CallArguments).on_timeout
+
+
+def retry_reason(call: Call, completion: Completion) -> str:
+    """Return why ``call`` is submitted once more instead of being answered; empty: it is not.
+
+    Safe without asking: an action that was never started (its deadline passed in the queue, or
+    while nothing ran at all), and a box that could not be made or begin its program, unless the
+    effect is external. A timeout of running work is repeated only where the program says so.
+    """
+    status, fault = completion.status, completion.fault
+    if status is CompletionStatus.TIMED_OUT and completion.attempt == 0:
+        return "deadline before start" if call.retries < SAFE_RETRIES_MAX else ""
+    if status is CompletionStatus.TIMED_OUT:
+        late = on_timeout(call.verb, call.arguments)
+        return "tool timeout" if late.kind == "retry" and call.retries < late.times else ""
+    box_failed = fault is not None and fault.code == BoxFailed.code and not completion.box_gone
+    if box_failed and call.retries < SAFE_RETRIES_MAX and not _external(call):
+        return "box failed"
+    return ""
+
+
+def _external(call: Call) -> bool:
+    if call.verb is not Verb.CALL:
+        return False
+    effect = msgspec.msgpack.decode(call.arguments, type=CallArguments).effect
+    return effect is Effect.EXTERNAL
 
 
 def _timed_out(verb: Verb) -> RunResult | CallResult | None:

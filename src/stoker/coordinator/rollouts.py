@@ -82,6 +82,8 @@ class ActiveRollout:
     """Place in the order of admission; older rollouts go first on the lane."""
     began: float = 0.0
     """Monotonic seconds of this coordinator."""
+    deadline: float = 0.0
+    """Monotonic seconds at which it is cut; time without a coordinator does not count."""
     timeout: asyncio.TimerHandle | None = None
     finished: bool = False
     reissued: set[CallPath] = field(default_factory=set)
