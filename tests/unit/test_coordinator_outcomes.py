@@ -5,8 +5,8 @@ import math
 import msgspec
 import pytest
 
-from stoker.coordinator.outcomes import outcome_of
 from stoker.coordinator.calls import Call
+from stoker.coordinator.outcomes import outcome_of
 from stoker.coordinator.results import SAFE_RETRIES_MAX, retry_reason, seen, taints
 from stoker.errors import BoxFailed, EffectAmbiguous, EnvironmentLost, ProgramRaised, ToolRefused
 from stoker.model.action import Effect
