@@ -1,11 +1,13 @@
 """The contract every model of the family keeps; each test runs on all of them."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
 from stoker.inference.base import Model
+from stoker.inference.open import start_model
 from stoker.inference.policy import Answer, AnswerCall, FunctionPolicy, Policy
 from stoker.inference.scripted import ScriptedModel
 from stoker.inference.sim import SimModel
@@ -19,25 +21,42 @@ from stoker.model.generation import (
     unpack_logprobs,
     unpack_tokens,
 )
+from stoker.testing.openai_server_engine import Features
 from stoker.testing.virtual_clock import run_virtual
 from support.inference import RUN_PYTHON, profile, request
+from support.served import ServedModel, called
 
-MODELS: dict[str, Callable[[Policy], Model]] = {
+Make = Callable[[Policy], Model]
+MODELS: dict[str, Make] = {
     "scripted": ScriptedModel,
     "sim": lambda policy: SimModel(profile(c=0.1, p=0.01, kv_tokens=100_000), policy),
+    "http-vllm": lambda policy: ServedModel(policy, Features()),
+    "http-sglang": lambda policy: ServedModel(policy, Features(flavour="sglang")),
+    "callable": lambda policy: called(ScriptedModel(policy)),
 }
+REAL_TIME = {"http-vllm", "http-sglang"}
 each_model = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
-Make = Callable[[Policy], Model]
+_T = TypeVar("_T")
+
+
+def _run(make: Make, main: Coroutine[Any, Any, _T]) -> _T:
+    """Run in virtual time what waits for no socket."""
+    return asyncio.run(main) if _is_real(make) else run_virtual(main)
+
+
+def _is_real(make: Make) -> bool:
+    return any(make is MODELS[name] for name in REAL_TIME)
 
 
 def _ask(make: Make, answer: object, *asked: GenerateRequest) -> list[Generation]:
     async def main() -> list[Generation]:
         model = make(FunctionPolicy("test", lambda _: answer))
+        await start_model(model)
         answers = [await model.generate(0, one) for one in asked]
         await model.close()
         return answers
 
-    return run_virtual(main())
+    return _run(make, main())
 
 
 @each_model
@@ -105,8 +124,8 @@ def test_c4_tool_calls_come_back_as_the_ids_they_were_sampled_as(make: Make) -> 
 @each_model
 def test_c3_a_tool_call_cut_by_length_is_no_crash(make: Make) -> None:
     answer = Answer(tool_calls=(AnswerCall(name="run_python", arguments={"code": "1" * 50}),))
-    for limit in range(60):
-        (said,) = _ask(make, answer, request(tools=(RUN_PYTHON,), tokens_max=limit))
+    asked = [request(tools=(RUN_PYTHON,), tokens_max=limit) for limit in range(60)]
+    for limit, said in enumerate(_ask(make, answer, *asked)):
         assert said.finish_reason is FinishReason.LENGTH
         assert said.token_count == limit
         assert all(call.error for call in said.tool_calls)
@@ -154,8 +173,9 @@ def test_ids_of_a_whole_prompt_are_taken_as_they_are(make: Make) -> None:
 def test_a_cancel_at_any_point_leaves_nothing_running(make: Make, at: float, turns: int) -> None:
     async def main() -> None:
         model = make(FunctionPolicy("test", lambda _: "x" * 20))
+        await start_model(model)
         tasks = [asyncio.create_task(model.generate(0, request(f"rol_{n}"))) for n in range(6)]
-        await asyncio.sleep(at)
+        await asyncio.sleep(at * (0.001 if _is_real(make) else 1))
         for _ in range(turns):
             await asyncio.sleep(0)
         for task in tasks[1:]:
@@ -167,4 +187,4 @@ def test_a_cancel_at_any_point_leaves_nothing_running(make: Make, at: float, tur
         await model.generate(0, request("rol_after"))
         await model.close()
 
-    run_virtual(main())
+    _run(make, main())

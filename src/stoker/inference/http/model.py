@@ -6,13 +6,15 @@ callers together, is beside them. Started before it is used: ``info`` needs the 
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
 from stoker.config.tree import ModelSettings
-from stoker.errors import ConfigInvalid
+from stoker.errors import ConfigInvalid, ModelUnavailable
 from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
+from stoker.inference.http import control
 from stoker.inference.http.replica import Replica, ToolReading
 from stoker.inference.http.watch import Watch
 from stoker.inference.http.weights import policy_version
@@ -38,6 +40,8 @@ class HttpModel:
         self._watching: list[asyncio.Task[None]] = []
         self._info: ModelInfo | None = None
         self._all_paused = False
+        self._held = False
+        """Paused by ourselves."""
         self._paused: Callable[[], None] = lambda: None
         self._resumed: Callable[[], None] = lambda: None
 
@@ -48,16 +52,16 @@ class HttpModel:
             ConfigInvalid: one of them cannot be used as configured; nothing is left open.
         """
         try:
-            async with asyncio.TaskGroup() as group:
-                for replica in self.replicas:
-                    group.create_task(replica.start())
+            done = await asyncio.gather(
+                *(replica.start() for replica in self.replicas), return_exceptions=True
+            )
+            for problem in done:
+                if isinstance(problem, BaseException):
+                    raise problem  # noqa: TRY301 - closes what was opened
             self._info = _info(self.replicas, self._settings)
-        except* ConfigInvalid as errors:
+        except BaseException:
             await self.close()
-            first = errors.exceptions[0]
-            while isinstance(first, BaseExceptionGroup):
-                first = first.exceptions[0]
-            raise first from None
+            raise
         loop = asyncio.get_running_loop()
         self._watching = [loop.create_task(self._watch(watch)) for watch in self._watches]
 
@@ -103,6 +107,53 @@ class HttpModel:
         """Look at every server now instead of waiting for the next look."""
         await asyncio.gather(*(self._look(watch) for watch in self._watches))
 
+    async def pause(self, mode: control.Mode = "wait") -> None:
+        """Pause every server and hold new calls; see ``control``.
+
+        Raises:
+            ConfigInvalid: a server does not offer it; all of them are resumed.
+            ModelUnavailable: a server cannot be reached; all of them are resumed.
+        """
+        self._held = True
+        self._tell()
+        try:
+            await control.pause(self.replicas, mode)
+        except BaseException:
+            await self._released()
+            raise
+
+    async def resume(self) -> None:
+        """Let every server sample again and issue calls again; raises as ``pause``."""
+        await control.resume(self.replicas)
+        self._held = False
+        await self.look()
+        self._tell()
+
+    async def update_weights(
+        self, version: str, *, folder: str | None = None, mode: control.Mode = "wait"
+    ) -> None:
+        """Pause, load the weights named ``version``, resume; resumes whatever happens.
+
+        Raises:
+            ConfigInvalid: a server does not offer it.
+            ModelUnavailable: a server cannot be reached.
+        """
+        await self.pause(mode)
+        try:
+            await control.reload(self.replicas, version, folder)
+        except BaseException:
+            await self._released()
+            raise
+        await self.resume()
+
+    async def _released(self) -> None:
+        """Resume after a failure, which is what the caller must hear of."""
+        with suppress(ConfigInvalid, ModelUnavailable):
+            await control.resume(self.replicas)
+        self._held = False
+        await self.look()
+        self._tell()
+
     async def close(self) -> None:
         """Stop watching and close every connection."""
         for task in self._watching:
@@ -119,7 +170,10 @@ class HttpModel:
 
     async def _look(self, watch: Watch) -> None:
         await watch.look()
-        paused = all(one.paused for one in self._watches)
+        self._tell()
+
+    def _tell(self) -> None:
+        paused = self._held or all(one.paused for one in self._watches)
         if paused is not self._all_paused:
             self._all_paused = paused
             (self._paused if paused else self._resumed)()

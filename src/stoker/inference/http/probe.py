@@ -50,8 +50,8 @@ class Offer(msgspec.Struct, kw_only=True):
     metrics: bool = False
     pauses: bool = False
     """It says whether it is paused."""
-    says_weights: bool = False
-    """Its answers say which weights sampled them."""
+    says_spans: bool = False
+    """Its answers say which weights sampled which of their tokens."""
     kv_tokens: int | None = None
 
 
@@ -223,7 +223,7 @@ async def _try_chat(link: ServerLink, offer: Offer, settings: ModelSettings) -> 
             continue
         offer.token_ids = answer.token_ids is not None and answer.prompt_ids is not None
         offer.logprobs = answer.logprobs is not None
-        offer.says_weights = bool(answer.weights)
+        offer.says_spans = bool(answer.weights) and answer.weights[-1].end >= 0
         return
     assert refused is not None
     if settings.api in {"completions", "generate"}:

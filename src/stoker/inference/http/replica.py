@@ -80,10 +80,9 @@ class Replica:
 
         **Cancellation:** the connection is closed (and SGLang told): the server aborts.
         """
-        says = self.offer.says_weights
-        before = "" if says else await self.weights.look()
+        before = "" if self.offer.says_spans else await self.weights.look()
         answered, rerendered = await self._sampled(request)
-        after = "" if says else await self.weights.look()
+        after = "" if answered.weights else await self.weights.look()
         if answered.finish_reason is FinishReason.ABORTED:
             raise ModelUnavailable(
                 f"replica {self.index} ({self.link.url}) aborted call {request.request_id} "

@@ -63,9 +63,9 @@ def spans(
 ) -> tuple[VersionSpan, ...]:
     """Return spans that cover ``count`` tokens.
 
-    What the server says about each token is taken. Where it only says what it served before and
-    after the call and the two differ, all tokens carry the older one: staleness is never
-    understated, though some may be newer.
+    What the server says about each token is taken. Where it only says what it served ``before``
+    and ``after`` the call (or with its answer: SGLang) and the two differ, all tokens carry the
+    older one: staleness is never understated, though some may be newer.
     """
     if not count:
         return ()
@@ -75,7 +75,7 @@ def spans(
             for span in said
             if span.end > span.start
         )
-    name = said[0].version if said else (before or after)
+    name = before or (said[0].version if said else after)
     return (VersionSpan(policy_version(name), 0, count),)
 
 
