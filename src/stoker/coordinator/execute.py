@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 import stoker
-from stoker.broker.base import Attach, Durability, Ledger, LedgerLimits
+from stoker.broker.base import Attach, Durability, Ledger, LedgerLimits, StatsReply
 from stoker.broker.client import connect
 from stoker.broker.place import owner_pid
 from stoker.config.tasks import read_tasks
@@ -62,6 +62,8 @@ ATTACHED = declare("coordinator.attached", "the run is ours; nothing was read or
 _OBSERVE_SECONDS = 0.25
 _STATUS_EVERY = 4
 _READY_SECONDS = 60.0
+_STATS_SECONDS = 1.0
+"""How long a status waits for the ledger's counters before it is written with the last ones."""
 _OWNER_SECONDS = 5.0
 _OWNER_LOOKS = 250
 _PLACEMENT = frozenset({"count", "reserve_cores", "reserve_memory", "idle_exit"})
@@ -383,10 +385,13 @@ class _Execution:
         results_max = self._settings.ledger.results_max
         feed = AdmissionFeed(parts.admission, parts.lane, parts.figures, results_max)
         exporter = Exporter(self._metrics)
+        stats: StatsReply | None = None
         count = 0
         while True:
             if count % _STATUS_EVERY == 0:
-                stats = await snapshots.refresh()
+                with suppress(TimeoutError, StokerError):  # a silent ledger must not blind people
+                    async with asyncio.timeout(_STATS_SECONDS):
+                        stats = await snapshots.refresh()
                 active, boxes = len(coordinator.flow.active), coordinator.boxes_reserved
                 change = feed.sample(active=active, boxes_reserved=boxes, stats=stats)
                 if change is not None:
@@ -399,7 +404,8 @@ class _Execution:
             snapshot = self._said(snapshots, coordinator)
             if count % _STATUS_EVERY == 0:
                 snapshots.write(snapshot)
-                exporter.export(snapshot, parts.lane.totals(), stats)
+                if stats is not None:
+                    exporter.export(snapshot, parts.lane.totals(), stats)
             count += 1
             due = self._clock.monotonic() + _OBSERVE_SECONDS
             await asyncio.sleep(_OBSERVE_SECONDS)
