@@ -9,6 +9,7 @@ one, no tool run twice, no box left behind.
 import argparse
 import asyncio
 import sys
+import time
 from pathlib import Path
 
 import passes
@@ -20,7 +21,7 @@ from proof import Recorded, differences, read_run, run_twice
 from report import Promise
 from tasks import make_tasks, write_tasks
 
-from stoker.cli.output import remarks
+from stoker.cli.output import duration, remarks
 from stoker.errors import EXIT_BAD_INPUT, StokerError
 from stoker.inference.profile import load_profile
 from stoker.seams.entropy import fresh_id
@@ -63,6 +64,7 @@ def _parsed(arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace) -> int:
+    began = time.monotonic()
     directory = (options.runs / fresh_id("demo_")).absolute()
     tasks = make_tasks(seed=options.seed, counter=directory / "queue.log", count=options.problems)
     directory.mkdir(parents=True)
@@ -98,6 +100,7 @@ def _run(options: argparse.Namespace) -> int:
     title = f"{len(tasks)} HumanEval problems: sequences running on the simulated device"
     picture.write_text(draw(lines, title=title), "utf-8")
     report.say_next(out, steady, resumed, picture=picture, task=tasks[-1]["task_id"])
+    out.print(f"\nAll of it took {duration(time.monotonic() - began)}.")
     return 0 if held else EXIT_BROKEN
 
 

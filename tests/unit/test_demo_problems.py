@@ -30,7 +30,7 @@ for line in sys.stdin:
 """
 
 
-def example(name: str) -> Any:  # noqa: ANN401 - a module outside the package
+def example(name: str) -> Any:
     if str(EXAMPLE) not in sys.path:
         sys.path.insert(0, str(EXAMPLE))
     return importlib.import_module(name)
