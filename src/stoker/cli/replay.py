@@ -137,6 +137,7 @@ async def replay_all(
             Replayer(asked.program, asked.name, log, stuck) as replayer,
         ):
             chosen = await _chosen(ledger, run, asked.rollouts)
+            _warn_of_name(Path(run.record.program).name, asked.program.name)
             await _require_usable(chosen, replayer, asked)
             for one in chosen:
                 events = await journal_of(ledger, run.record.run_id, one.rollout_id)
@@ -209,6 +210,13 @@ async def _require_usable(chosen: list[Chosen], replayer: "Replayer", asked: Ask
         remarks().print(cell(f"{asked.program} is not the program that was recorded", "yellow"))
     if loaded.python != first.python:
         remarks().print(f"recorded under Python {first.python}, replayed under {loaded.python}")
+
+
+def _warn_of_name(recorded: str, given: str) -> None:
+    if given != recorded:
+        remarks().print(
+            cell(f"{given} is not called {recorded}: calls of its own functions will differ")
+        )
 
 
 def _untold(one: "Replayed") -> None:
