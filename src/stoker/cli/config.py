@@ -46,3 +46,12 @@ def check(
         answers().print(
             cell(f"{file}: {len(given)} settings, all usable (digest {resolved.digest})")
         )
+
+
+@app.command("schema")
+def schema(as_json: JsonOption = False) -> None:
+    """Print the JSON Schema of a settings file."""
+    from stoker.config.schema import settings_schema
+
+    del as_json  # it is JSON in any case
+    write_json(settings_schema())
