@@ -1,7 +1,7 @@
 """``stoker show``: the rollouts of a run, or one rollout's journal as a readable timeline."""
 
 import asyncio
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -11,10 +11,14 @@ from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOpti
 from stoker.cli.output import answers, duration, table, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
-from stoker.errors import BadInput
+from stoker.errors import ArtifactDamaged, BadInput
 from stoker.model.events import Admitted, Finished, JournalEvent, decode_event
 from stoker.model.ids import RolloutId
 from stoker.model.outcome import Outcome
+from stoker.model.value import Value
+
+if TYPE_CHECKING:
+    from stoker.cli.summaries import Read
 
 _STYLES = {"completed": "green", "truncated": "yellow", "failed": "red", "ambiguous": "magenta"}
 
@@ -55,10 +59,11 @@ def show(
     from stoker.cli.timeline import document, timeline
 
     events = asyncio.run(read_journal(directory, rollout))
+    read = reader(directory)
     if as_json:
-        write_json(document(events))
+        write_json(document(events, read))
     else:
-        answers().print(timeline(events))
+        answers().print(timeline(events, read))
 
 
 async def list_rollouts(run: RunDirectory) -> list[RolloutRow]:
@@ -82,6 +87,23 @@ async def read_journal(run: RunDirectory, name: str) -> list[JournalEvent]:
         rollout_id = _chosen([_row(one) for one in await all_rollouts(ledger, run_id)], name)
         reply = await ledger.journal(JournalRequest(run_id=run_id, rollout_id=rollout_id))
         return [decode_event(stored) for stored in reply.events]
+
+
+def reader(run: RunDirectory) -> "Read":
+    """Return what reads values of ``run``, from the journal or the artifact store."""
+    from stoker.journal.artifacts import ArtifactStore
+
+    store = ArtifactStore(run.artifacts)
+
+    def read(value: Value) -> bytes | None:
+        if value.inline is not None:
+            return value.inline
+        try:
+            return store.get(value)
+        except ArtifactDamaged:  # the rest of the story is still worth telling
+            return None
+
+    return read
 
 
 def _chosen(rows: list[RolloutRow], name: str) -> RolloutId:

@@ -1,6 +1,7 @@
 """What a call asked and what it got, each in a few words. Never raises for what was recorded.
 
-A value that lies in the artifact store is told by size and digest.
+``Read`` gives the content of a value wherever it lies; one that cannot be read is told by size and
+digest.
 """
 
 from collections.abc import Callable
@@ -41,28 +42,37 @@ _RESULTS: dict[Verb, Any] = {
 }
 
 
-def arguments_text(verb: Verb, value: Value) -> str:
+Read = Callable[[Value], bytes | None]
+"""Gives the content of a value; ``None``: it cannot be read."""
+
+
+def inline_only(value: Value) -> bytes | None:
+    """Read what the journal itself holds."""
+    return value.inline
+
+
+def arguments_text(verb: Verb, value: Value, read: Read = inline_only) -> str:
     """Return what a call asked for."""
-    if value.inline is None:
+    content = read(value)
+    if content is None:
         return _elsewhere(value)
     try:
         if verb in _REQUESTS:
-            box = msgspec.msgpack.decode(value.inline, type=call_arguments.BoxArguments)
+            box = msgspec.msgpack.decode(content, type=call_arguments.BoxArguments)
             return _words(msgspec.msgpack.decode(box.request, type=_REQUESTS[verb]))
-        return _words(msgspec.msgpack.decode(value.inline, type=_ARGUMENTS.get(verb, Any)))
+        return _words(msgspec.msgpack.decode(content, type=_ARGUMENTS.get(verb, Any)))
     except msgspec.MsgspecError:
         return _elsewhere(value)
 
 
-def result_text(verb: Verb | None, value: Value | None) -> str:
+def result_text(verb: Verb | None, value: Value | None, read: Read = inline_only) -> str:
     """Return what a call got."""
-    if value is None:
-        return ""
-    if value.inline is None:
-        return _elsewhere(value)
+    content = read(value) if value is not None else None
+    if value is None or content is None:
+        return _elsewhere(value) if value is not None else ""
     try:
         kind = _RESULTS.get(verb, Any) if verb is not None else Any
-        return _words(msgspec.msgpack.decode(value.inline, type=kind))
+        return _words(msgspec.msgpack.decode(content, type=kind))
     except msgspec.MsgspecError:
         return _elsewhere(value)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stoker.cli.output import counted, duration, plain, table
-from stoker.cli.summaries import arguments_text, result_text
+from stoker.cli.summaries import Read, arguments_text, inline_only, result_text
 from stoker.cli.text import cell, excerpt
 from stoker.model.events import (
     Admitted,
@@ -34,6 +34,7 @@ from stoker.model.value import Value
 
 DETAIL_MAX = 2000
 DETAIL_LINES_MAX = 12
+ITEMS_MAX = 100
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +55,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     style: str = ""
 
 
-def timeline(events: Sequence[JournalEvent]) -> RenderableType:
+def timeline(events: Sequence[JournalEvent], read: Read = inline_only) -> RenderableType:
     """Return the whole story of a rollout."""
     made = Table(box=None, pad_edge=False, header_style="dim", expand=True)
     made.add_column("at", justify="right", no_wrap=True)
@@ -63,7 +64,7 @@ def timeline(events: Sequence[JournalEvent]) -> RenderableType:
     made.add_column("detail", ratio=1, overflow="fold")
     for column in ("took", "queue", "run"):
         made.add_column(column, justify="right", no_wrap=True)
-    for line in lines(events):
+    for line in lines(events, read):
         made.add_row(
             "" if line.at is None else f"{line.at:.3f}",
             cell(line.path, "dim"),
@@ -92,7 +93,7 @@ def heading(events: Sequence[JournalEvent]) -> RenderableType:
     return Group(facts, "")
 
 
-def lines(events: Sequence[JournalEvent]) -> Iterator[Line]:
+def lines(events: Sequence[JournalEvent], read: Read = inline_only) -> Iterator[Line]:
     """Yield the lines of the timeline."""
     issued: dict[CallPath, Issued] = {}
     began = next((event.at for event in events if isinstance(event, Admitted)), 0.0)
@@ -106,23 +107,29 @@ def lines(events: Sequence[JournalEvent]) -> Iterator[Line]:
             if call is not None and call.verb is Verb.GENERATE:
                 step += 1
                 yield Line(at=None, path="", what=f"step {step}", detail="", style="bold")
-            yield _delivered(event, call, began)
+            yield _delivered(event, call, began, read)
         else:
-            yield _other(event, issued, began)
-    yield from _outstanding(events, issued)
+            yield _other(event, issued, began, read)
+    yield from _outstanding(events, issued, read)
 
 
-def document(events: Sequence[JournalEvent]) -> object:
-    """Return the journal as JSON values, arguments and results decoded."""
-    return {"events": [_opened(msgspec.to_builtins(e, builtin_types=(bytes,))) for e in events]}
+def document(events: Sequence[JournalEvent], read: Read = inline_only) -> object:
+    """Return the journal as JSON values, arguments and results decoded.
+
+    What the journal holds itself is shown whole; what lies in the artifact store may be megabytes
+    long and is shown with its long texts and lists cut.
+    """
+    return {
+        "events": [_opened(msgspec.to_builtins(e, builtin_types=(bytes,)), read) for e in events]
+    }
 
 
-def _delivered(event: Delivered, call: Issued | None, began: float) -> Line:
-    asked = arguments_text(call.verb, call.arguments) if call is not None else ""
+def _delivered(event: Delivered, call: Issued | None, began: float, read: Read) -> Line:
+    asked = arguments_text(call.verb, call.arguments, read) if call is not None else ""
     if event.fault is not None:
         got = f"fault {event.fault.code}: {event.fault.message}"
     else:
-        got = result_text(call.verb if call is not None else None, event.value)
+        got = result_text(call.verb if call is not None else None, event.value, read)
     return Line(
         at=event.at - began if event.at else None,
         path=event.path,
@@ -146,13 +153,15 @@ def _shown(seconds: float | None) -> str:
     return "" if seconds is None else duration(seconds)
 
 
-def _other(event: JournalEvent, issued: dict[CallPath, Issued], began: float) -> Line:
+def _other(event: JournalEvent, issued: dict[CallPath, Issued], began: float, read: Read) -> Line:
     what = type(event).__name__.lower()
     match event:
         case Finished():
             return _finished(event, began)
         case Withdrawn(path=path) | Dropped(path=path) | Reissued(path=path):
-            return Line(at=None, path=path, what=what, detail=_asked(issued, path), style="dim")
+            return Line(
+                at=None, path=path, what=what, detail=_asked(issued, path, read), style="dim"
+            )
         case Late():
             detail = f"{event.action_id} {event.status}: {event.disposition}"
         case Restored():
@@ -180,35 +189,56 @@ def _finished(event: Finished, began: float) -> Line:
     )
 
 
-def _asked(issued: dict[CallPath, Issued], path: CallPath) -> str:
+def _asked(issued: dict[CallPath, Issued], path: CallPath, read: Read) -> str:
     call = issued.get(path)
-    return f"{call.verb} {arguments_text(call.verb, call.arguments)}" if call is not None else ""
+    if call is None:
+        return ""
+    return f"{call.verb} {arguments_text(call.verb, call.arguments, read)}"
 
 
-def _outstanding(events: Sequence[JournalEvent], issued: dict[CallPath, Issued]) -> Iterator[Line]:
+def _outstanding(
+    events: Sequence[JournalEvent], issued: dict[CallPath, Issued], read: Read
+) -> Iterator[Line]:
     if events and isinstance(events[-1], Finished):
         return
     answered = {e.path for e in events if isinstance(e, Delivered | Dropped | Withdrawn)}
     for path, call in issued.items():
         if path not in answered:
-            asked = arguments_text(call.verb, call.arguments)
+            asked = arguments_text(call.verb, call.arguments, read)
             yield Line(at=None, path=path, what=str(call.verb), detail=f"[outstanding] {asked}")
 
 
-def _opened(value: object) -> object:
+def _opened(value: object, read: Read) -> object:
     """Replace stored values by what they hold."""
     if isinstance(value, dict):
         if value.keys() == set(Value.__struct_fields__):
-            return _content(value)
-        return {key: _opened(inner) for key, inner in value.items()}
-    return [_opened(item) for item in value] if isinstance(value, list) else plain(value)
+            return _content(Value(**value), read)
+        return {key: _opened(inner, read) for key, inner in value.items()}
+    return [_opened(item, read) for item in value] if isinstance(value, list) else plain(value)
 
 
-def _content(value: dict[str, object]) -> object:
-    inline = value["inline"]
-    if not isinstance(inline, bytes):
-        return plain({"digest": value["digest"], "size_bytes": value["size_bytes"]})
+def _content(value: Value, read: Read) -> object:
+    content = read(value)
+    address = {"digest": value.digest, "size_bytes": value.size_bytes}
+    if content is None:
+        return plain(address)
     try:
-        return plain(msgspec.msgpack.decode(inline))
+        decoded = msgspec.msgpack.decode(content)
     except msgspec.MsgspecError:
-        return plain(inline)
+        decoded = content
+    return plain(decoded if value.inline is not None else {**address, "shortened": _cut(decoded)})
+
+
+def _cut(value: object) -> object:
+    """Return ``value`` with long texts and lists cut to their beginning."""
+    if isinstance(value, dict):
+        return {key: _cut(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        rest = [f"… {len(value) - ITEMS_MAX} more"] if len(value) > ITEMS_MAX else []
+        return [_cut(item) for item in value[:ITEMS_MAX]] + rest
+    if isinstance(value, str) and len(value) > DETAIL_MAX:
+        return f"{value[:DETAIL_MAX]}… {len(value) - DETAIL_MAX} more characters"
+    if isinstance(value, bytes) and len(value) > DETAIL_MAX:
+        beginning = value[:DETAIL_MAX].decode(errors="replace")
+        return f"{beginning}… {len(value) - DETAIL_MAX} more bytes"
+    return value
