@@ -10,28 +10,9 @@ import pytest
 
 from stoker.model.execution import MEBIBYTE, Limits, Rung
 from stoker.model.tools import LimitKind
-from support import sandbox
+from support import attacks, sandbox
+from support.attacks import BOMB, HOG, REFORK, SPIN
 from support.sandbox import BOXED, EVERY, MARK, SMALL, attacked
-
-HOG = "x = []\nwhile True: x.append(bytearray(1 << 20))"
-SPIN = "while True: pass"
-REFORK = """
-import os, time
-while True:
-    child = os.fork()
-    if child == 0:
-        while time.process_time() < 0.2: pass
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
-BOMB = """
-import os
-while True:
-    try:
-        os.fork()
-    except OSError:
-        pass
-"""
 
 
 def small(**changes: object) -> Limits:
@@ -40,7 +21,7 @@ def small(**changes: object) -> Limits:
 
 @pytest.mark.parametrize("rung", EVERY)
 def test_a1_background_child_does_not_hold_the_result(tmp_path: Path, rung: Rung) -> None:
-    seen = attacked(tmp_path, rung, "sh", "-c", f"(sleep {MARK}; echo late) & echo now")
+    seen = attacked(tmp_path, rung, *attacks.BACKGROUND_CHILD)
     assert seen.run.result.ok
     assert seen.run.result.stdout.kept == b"now\n"
     assert seen.survivors == []
@@ -48,20 +29,19 @@ def test_a1_background_child_does_not_hold_the_result(tmp_path: Path, rung: Rung
 
 @pytest.mark.parametrize("rung", EVERY)
 def test_a2_twice_forked_session_leader_does_not_survive(tmp_path: Path, rung: Rung) -> None:
-    script = f"setsid sh -c 'setsid sleep {MARK} & exit' & sleep 0.2; exit 0"
-    seen = attacked(tmp_path, rung, "sh", "-c", script)
+    seen = attacked(tmp_path, rung, *attacks.TWICE_FORKED)
     assert seen.run.result.exit_code == 0
     assert seen.survivors == []
 
 
 @pytest.mark.parametrize("rung", EVERY)
 @pytest.mark.parametrize(
-    "script",
-    [f"trap '' TERM INT HUP; sleep {MARK}", f"sleep {MARK} & kill -STOP $! $$; sleep {MARK}"],
+    "attack",
+    [attacks.IGNORES_TERM, attacks.STOPS_ITSELF],
     ids=["ignores SIGTERM", "stops itself"],
 )
-def test_a3_wall_deadline_holds(tmp_path: Path, rung: Rung, script: str) -> None:
-    seen = attacked(tmp_path, rung, "sh", "-c", script, timeout_seconds=0.5)
+def test_a3_wall_deadline_holds(tmp_path: Path, rung: Rung, attack: attacks.Command) -> None:
+    seen = attacked(tmp_path, rung, *attack, timeout_seconds=0.5)
     assert seen.run.result.timed_out
     assert seen.run.result.limit is None
     assert seen.survivors == []
@@ -69,13 +49,8 @@ def test_a3_wall_deadline_holds(tmp_path: Path, rung: Rung, script: str) -> None
 
 @pytest.mark.parametrize("rung", BOXED)
 def test_a3_killing_everything_harms_nobody_else(tmp_path: Path, rung: Rung) -> None:
-    script = (
-        "import os, signal, subprocess, time\n"
-        f"subprocess.Popen(['sleep', '{MARK}'])\n"
-        "os.kill(-1, signal.SIGKILL)\ntime.sleep(1000)"
-    )
     seen = attacked(
-        tmp_path, rung, "python", "-c", script, timeout_seconds=1.0, then=("echo", "on")
+        tmp_path, rung, *attacks.KILLS_EVERYTHING, timeout_seconds=1.0, then=("echo", "on")
     )
     # Inside, -1 spares the caller and cannot reach the launcher; we are still here to ask.
     assert seen.run.result.timed_out
@@ -121,8 +96,7 @@ def test_a5_memory_hog_is_a_memory_limit(tmp_path: Path, rung: Rung) -> None:
 @pytest.mark.root
 @pytest.mark.parametrize("rung", [Rung.ROOT, Rung.PROCESS])
 def test_a5_hog_in_a_child_counts_though_the_parent_exits_0(tmp_path: Path, rung: Rung) -> None:
-    script = f"python -c '{HOG}'; exit 0"
-    seen = attacked(tmp_path, rung, "sh", "-c", script)
+    seen = attacked(tmp_path, rung, *attacks.HOG_IN_A_CHILD)
     assert seen.run.result.limit is LimitKind.MEMORY  # its exit code may be 0 all the same
 
 
@@ -130,7 +104,7 @@ def test_a5_hog_in_a_child_counts_though_the_parent_exits_0(tmp_path: Path, rung
 @pytest.mark.root
 @pytest.mark.parametrize("rung", [Rung.ROOT, Rung.PROCESS])
 @pytest.mark.parametrize(
-    "argv", [("python", "-c", BOMB), ("sh", "-c", "b() { b | b & }; b; sleep 1000")]
+    "argv", [attacks.python(BOMB), attacks.SHELL_BOMB], ids=["python", "shell"]
 )
 def test_a6_fork_bomb_is_held_and_the_next_action_runs(
     tmp_path: Path, rung: Rung, argv: tuple[str, ...]
@@ -144,7 +118,7 @@ def test_a6_fork_bomb_is_held_and_the_next_action_runs(
 
 def test_a6_fork_bomb_of_an_ordinary_user_ends_with_the_action(tmp_path: Path) -> None:
     seen = attacked(
-        tmp_path, Rung.USER_NAMESPACE, "sh", "-c", "b() { b | b & }; b; sleep 1000",
+        tmp_path, Rung.USER_NAMESPACE, *attacks.SHELL_BOMB,
         timeout_seconds=2.0, then=("echo", "still here"),
     )  # fmt: skip
     assert seen.run.result.timed_out or seen.run.result.limit is LimitKind.PROCESSES
@@ -200,15 +174,11 @@ def test_a7_system_and_devices_cannot_be_filled(tmp_path: Path, rung: Rung) -> N
 
 
 @pytest.mark.parametrize("rung", EVERY)
-@pytest.mark.parametrize(
-    "script",
-    ["yes", "cat /dev/urandom", "yes >&2", "head -c 100000000 /dev/zero"],
-    ids=["lines", "binary", "stderr", "no newline"],
-)
-def test_a8_flood_is_stopped_with_its_true_count(tmp_path: Path, rung: Rung, script: str) -> None:
-    seen = attacked(tmp_path, rung, "sh", "-c", script)
+@pytest.mark.parametrize("name", attacks.FLOODS)
+def test_a8_flood_is_stopped_with_its_true_count(tmp_path: Path, rung: Rung, name: str) -> None:
+    seen = attacked(tmp_path, rung, *attacks.FLOODS[name])
     result = seen.run.result
-    flooded = result.stderr if "&2" in script else result.stdout
+    flooded = result.stderr if name == "stderr" else result.stdout
     assert result.limit is LimitKind.OUTPUT
     assert flooded.truncated
     assert len(flooded.kept) == SMALL.output_bytes
@@ -221,18 +191,10 @@ def test_a8_flood_is_stopped_with_its_true_count(tmp_path: Path, rung: Rung, scr
 def test_a9_both_streams_at_once_come_whole_and_in_order(
     tmp_path: Path, rung: Rung, size: int
 ) -> None:
-    script = f"""
-import sys, threading
-def write(stream, letter):
-    data = b"".join(b"%s%07d" % (letter, n) for n in range({size} // 8 + 1))[:{size}]
-    stream.buffer.write(data); stream.flush()
-other = threading.Thread(target=write, args=(sys.stderr, b"e"))
-other.start(); write(sys.stdout, b"o"); other.join()
-"""
     limits = small(output_bytes=1_048_576)
-    result = attacked(tmp_path, rung, "python", "-c", script, limits=limits).run.result
+    result = attacked(tmp_path, rung, *attacks.both_streams(size), limits=limits).run.result
     for stream, letter in ((result.stdout, b"o"), (result.stderr, b"e")):
-        whole = b"".join(b"%s%07d" % (letter, n) for n in range(size // 8 + 1))[:size]
+        whole = attacks.whole_stream(letter, size)
         assert stream.kept == whole[: limits.output_bytes]
         assert stream.total_bytes == size
         assert stream.truncated == (size > limits.output_bytes)
@@ -241,27 +203,15 @@ other.start(); write(sys.stdout, b"o"); other.join()
 
 @pytest.mark.parametrize("rung", EVERY)
 def test_a10_every_byte_value_survives(tmp_path: Path, rung: Rung) -> None:
-    script = (
-        "import sys\n"
-        "every = bytes(range(256))\n"
-        "sys.stdout.buffer.write(every + b'\\xed\\xa0\\x80' + b'\\x1b[31m' + b'\\xe2\\x82')"
-    )
-    result = attacked(tmp_path, rung, "python", "-c", script).run.result
-    assert result.stdout.kept == bytes(range(256)) + b"\xed\xa0\x80\x1b[31m\xe2\x82"
+    result = attacked(tmp_path, rung, *attacks.EVERY_BYTE).run.result
+    assert result.stdout.kept == attacks.EVERY_BYTE_WRITES
     assert "not UTF-8" in result.text
     result.text.encode()
 
 
 @pytest.mark.parametrize("rung", EVERY)
 def test_a11_partial_output_before_a_timeout_is_kept(tmp_path: Path, rung: Rung) -> None:
-    seen = attacked(
-        tmp_path,
-        rung,
-        "sh",
-        "-c",
-        f"echo first; echo second >&2; sleep {MARK}",
-        timeout_seconds=1.5,
-    )
+    seen = attacked(tmp_path, rung, *attacks.PARTIAL_OUTPUT, timeout_seconds=1.5)
     assert seen.run.result.timed_out
     assert seen.run.result.stdout.kept == b"first\n"
     assert seen.run.result.stderr.kept == b"second\n"
@@ -269,13 +219,13 @@ def test_a11_partial_output_before_a_timeout_is_kept(tmp_path: Path, rung: Rung)
 
 @pytest.mark.parametrize("rung", EVERY)
 def test_a12_no_stdin_is_end_of_file(tmp_path: Path, rung: Rung) -> None:
-    result = attacked(tmp_path, rung, "sh", "-c", "cat; echo done").run.result
+    result = attacked(tmp_path, rung, *attacks.WANTS_STDIN).run.result
     assert result.stdout.kept == b"done\n"
 
 
 @pytest.mark.parametrize("rung", EVERY)
 def test_a12_unread_stdin_does_not_hang(tmp_path: Path, rung: Rung) -> None:
-    result = attacked(tmp_path, rung, "echo", "done", stdin=bytes(5 * MEBIBYTE)).run.result
+    result = attacked(tmp_path, rung, *attacks.NEVER_READS, stdin=bytes(5 * MEBIBYTE)).run.result
     assert result.ok
     assert result.stdout.kept == b"done\n"
 

@@ -1,7 +1,11 @@
 """The host's side of a workspace never follows the box (CASES A13, A14, A17, A26)."""
 
+import asyncio
 import os
 import shutil
+import stat
+import subprocess
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +17,7 @@ from stoker.sandbox import kernel
 from stoker.sandbox.files import WorkspaceFiles
 from stoker.sandbox.removal import remove_tree
 from support import sandbox
-from support.sandbox import EVERY, attacked, boxed, needs_root
+from support.sandbox import EVERY, ORDINARY_UID, attacked, boxed, needs_root
 
 HERE = [
     pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
@@ -168,18 +172,50 @@ def test_a7_host_writes_meet_the_box_s_disk_limit(tmp_path: Path) -> None:
     sandbox.run(body)
 
 
+SETUID = "cp /usr/bin/id .; chmod 6755 id"
+
+
+def _said(program: Path, *, uid: int = 0) -> bytes:
+    return subprocess.run(
+        [program], stdout=subprocess.PIPE, check=True, user=uid, group=uid, extra_groups=[]
+    ).stdout
+
+
+@needs_root
+@pytest.mark.root
+def test_a17_a_setuid_file_of_root_makes_anybody_root() -> None:
+    # The defences off: the work runs as root, in a directory that honours the bit.
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        place.chmod(0o755)
+        if os.statvfs(place).f_flag & os.ST_NOSUID:
+            pytest.skip("the temporary directory is nosuid; set TMPDIR to one that is not")
+        subprocess.run(["sh", "-c", SETUID], cwd=place, check=True)
+        assert b"euid=0(root)" in _said(place / "id", uid=ORDINARY_UID)
+        kernel.mount_tmpfs(str(place), "mode=0755")
+        try:
+            subprocess.run(["sh", "-c", SETUID], cwd=place, check=True)
+            assert b"euid" not in _said(place / "id", uid=ORDINARY_UID)
+        finally:
+            kernel.unmount(str(place))
+
+
 @needs_root
 @pytest.mark.root
 def test_a17_a_setuid_file_is_harmless_on_the_host(tmp_path: Path) -> None:
     async def body() -> None:
         async with boxed(tmp_path, Rung.ROOT) as (_, box):
-            script = "cp /usr/bin/id .; chmod 6755 id"
-            await box.run(RunRequest(argv=("sh", "-c", script)), timeout_seconds=30)
-            status = (box.directory / "workspace" / "id").stat()
+            await box.run(RunRequest(argv=("sh", "-c", SETUID)), timeout_seconds=30)
+            made = box.directory / "workspace" / "id"
+            status = made.stat()
+            assert stat.S_IMODE(status.st_mode) & stat.S_ISUID
             assert status.st_uid == status.st_gid == box.record.uid
-            flags = os.statvfs(box.directory / "workspace").f_flag
+            flags = os.statvfs(made.parent).f_flag
             assert flags & os.ST_NOSUID
             assert flags & os.ST_NODEV
+            assert b"euid" not in await asyncio.to_thread(_said, made)
+            with pytest.raises(PermissionError):
+                await asyncio.to_thread(_said, made, uid=ORDINARY_UID)
 
     sandbox.run(body)
 

@@ -81,10 +81,26 @@ def test_a20_a_killed_worker_s_boxes_are_swept(tmp_path: Path, rung: Rung) -> No
 
     async def body() -> tuple[int, int, int, float]:
         async with SandboxHost.open(tmp_path) as host:
+            # Without the sweep all of it stays: files, mounts, control groups.
             left = host.leaked()
+            assert (
+                len(
+                    list(
+                        host.work_directory("x", traversable=rung is Rung.ROOT).parent.glob(
+                            "*box_*"
+                        )
+                    )
+                )
+                >= BOXES
+            )
+            assert len(_mounts(tmp_path)) == (3 * BOXES if rung is Rung.ROOT else 0)
+            if host.tree is not None:
+                assert len(host.tree.find(host.group_name(""))) == BOXES
             began = asyncio.get_running_loop().time()
             swept = await host.sweep()
             seconds = asyncio.get_running_loop().time() - began
+            if host.tree is not None:
+                assert host.tree.find(host.group_name("")) == set()
             return left, swept, host.leaked(), seconds
 
     left, swept, leaked, seconds = sandbox.run(body)
