@@ -116,7 +116,8 @@ class _Loop:
             backend = await choose_backend(_policy(settings, name), host)
             stack.push_async_callback(backend.close)
             offer = await backend.offer()
-            backends[name], offers[name] = backend, f"{offer.isolation} (rung {offer.rung})"
+            rung = "" if offer.rung.value == offer.isolation.value else f" (rung {offer.rung})"
+            backends[name], offers[name] = backend, f"{offer.isolation}{rung}"
         # A worker's boxes stand back where cores are short: so do these.
         os.setpriority(os.PRIO_PROCESS, host.maker().pid, NICENESS)
         opened = open_model(model, base=Path.cwd())
