@@ -25,6 +25,15 @@ HELP = {
     "help_doctor": ["doctor", "--help"],
     "help_bench": ["bench", "--help"],
     "help_config": ["config", "--help"],
+    "help_export": ["export", "--help"],
+    "help_replay": ["replay", "--help"],
+    "help_ledger_stats": ["ledger", "stats", "--help"],
+    "help_ledger_check": ["ledger", "check", "--help"],
+    "help_ledger_dead": ["ledger", "dead", "--help"],
+    "help_bench_step": ["bench", "step", "--help"],
+    "help_config_show": ["config", "show", "--help"],
+    "help_config_check": ["config", "check", "--help"],
+    "help_config_schema": ["config", "schema", "--help"],
 }
 
 

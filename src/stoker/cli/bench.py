@@ -8,12 +8,27 @@ from stoker.cli.options import JsonOption
 from stoker.cli.output import answers, remarks, table, write_json
 from stoker.cli.text import cell
 
-app = typer.Typer(help="Benches: measured figures beside their goals.", no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True)
 
 
 @app.callback()
 def benches() -> None:
-    """Benches: measured figures beside their goals."""
+    """Benches: measured figures beside their goals.
+
+    Each measures this machine, against a peer in the same run where there is one,
+    and says under which load it did. A figure that cannot be measured here is
+    left out with a note, never guessed.
+
+    Examples:
+      stoker bench step
+      stoker bench step --json
+
+    Exit codes:
+      0    measured, whether or not a goal was met
+      1    the bench broke
+      2    the command line cannot be used
+      130  interrupted
+    """
 
 
 @app.command("step")
@@ -21,7 +36,21 @@ def step(
     runs: Annotated[int, typer.Option("--repeat", min=1, help="How often to measure.")] = 3,
     as_json: JsonOption = False,
 ) -> None:
-    """What one step costs beyond its syncs: model returned to observation delivered."""
+    """What one step costs beyond its syncs: model returned to observation delivered.
+
+    Runs a program of one tool call a step against a model that answers at once,
+    on a ledger of its own in a directory that is removed afterwards.
+
+    Examples:
+      stoker bench step
+      stoker bench step --repeat 5 --json
+
+    Exit codes:
+      0    measured, whether or not a goal was met
+      1    the bench broke
+      2    the command line cannot be used
+      130  interrupted
+    """
     from stoker.cli.bench_step import measure
 
     document = measure(runs=runs, say=remarks().print)

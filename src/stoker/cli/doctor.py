@@ -26,7 +26,23 @@ def doctor(
     ] = False,
     as_json: JsonOption = False,
 ) -> int:
-    """Try every kind of isolation on this host: enforced, best effort or absent."""
+    """Try every kind of isolation on this host: enforced, best effort or absent.
+
+    Boxes are made and each limit is tried on them; nothing is believed from a
+    version number. What is missing is named with what would fix it. Nothing on
+    the host is changed, with --fix neither.
+
+    Examples:
+      stoker doctor
+      stoker doctor --fix
+      stoker doctor --json
+
+    Exit codes:
+      0    at least one kind of isolation works here
+      1    none does
+      2    the command line cannot be used
+      130  interrupted; the boxes it made are gone
+    """
     from tempfile import TemporaryDirectory
 
     from stoker.sandbox.trials import try_host

@@ -16,13 +16,44 @@ from stoker.model.ids import RunId
 
 EXIT_UNSOUND = 1
 
-app = typer.Typer(help="The durable hand-off of a run.", no_args_is_help=True)
+_HELP = """The durable hand-off of a run.
+
+Looks into the ledger of a run that is running, finished or dead. An owner
+process is started for the question where none lives, and ends by itself.
+Nothing is changed.
+
+Examples:
+  stoker ledger stats --run run_1a2b
+  stoker ledger check --run run_1a2b
+
+Exit codes:
+  0    answered
+  1    the ledger cannot be reached, or does not fit together
+  2    no such run
+  130  interrupted
+"""
+
+app = typer.Typer(help=_HELP, no_args_is_help=True)
 Answer = TypeVar("Answer")
 
 
 @app.command("stats")
 def stats(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption = False) -> None:
-    """Count what the ledger holds: queues, workers, results, commits."""
+    """Count what the ledger holds: queues, workers, results, commits.
+
+    Queues by worker class with the age of the oldest, living workers with their
+    leases, and totals since the ledger was made.
+
+    Examples:
+      stoker ledger stats --run run_1a2b
+      stoker ledger stats --run run_1a2b --json
+
+    Exit codes:
+      0    counted
+      1    the ledger cannot be reached
+      2    no such run
+      130  interrupted
+    """
     found = _ask(find_run(run, runs), _stats)
     if as_json:
         write_json(found)
@@ -32,7 +63,21 @@ def stats(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
 
 @app.command("check")
 def check(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption = False) -> int:
-    """Read every journal and action; exit code 1 when something does not fit."""
+    """Read every journal and action; exit code 1 when something does not fit.
+
+    Entries decode, the first admits the rollout, calls are answered once, nothing
+    follows an outcome, and what waits for a result is still in the ledger.
+
+    Examples:
+      stoker ledger check --run run_1a2b
+      stoker ledger check --run run_1a2b --json
+
+    Exit codes:
+      0    everything fits
+      1    something does not, and is listed; or the ledger cannot be reached
+      2    no such run
+      130  interrupted
+    """
     from stoker.cli.ledger_check import check as check_all
 
     found = _ask(find_run(run, runs), check_all)
@@ -51,7 +96,21 @@ def check(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
 
 @app.command("dead")
 def dead(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption = False) -> None:
-    """List dead letters: actions that used up their attempts, with every cause."""
+    """List dead letters: actions that used up their attempts, with every cause.
+
+    An action that ended every worker it was given to becomes one, so that it
+    cannot go on doing so; its rollout was told.
+
+    Examples:
+      stoker ledger dead --run run_1a2b
+      stoker ledger dead --run run_1a2b --json
+
+    Exit codes:
+      0    listed, even when there are none
+      1    the ledger cannot be reached
+      2    no such run
+      130  interrupted
+    """
     found = _ask(find_run(run, runs), _dead)
     if as_json:
         write_json(found)

@@ -25,11 +25,29 @@ EXIT_INTERRUPTED = 130
 # typer's usage errors have one base, which some versions keep in click and some in typer.
 UsageProblem: type[Exception] = typer.BadParameter.__mro__[2]
 
+_HELP = """The rollout execution plane: keeps an accelerator fed while tools are slow.
+
+Answers go to stdout, as one JSON document with --json; everything said on the
+way goes to stderr. RUN is the id of a run below --runs, or the path of its
+directory. Ids complete in the shell: stoker --install-completion.
+
+Examples:
+  stoker doctor
+  stoker run repair.py --tasks tasks.jsonl --model scripted:model.jsonl
+  stoker show run_1a2b
+
+Exit codes:
+  0    done
+  1    it failed, or what was checked does not hold
+  2    the input cannot be used; nothing was started
+  3    stopped with work left, resumable
+  130  interrupted
+"""
+
 app = typer.Typer(
     name="stoker",
-    help="The rollout execution plane: keeps an accelerator fed while agents run slow tools.",
+    help=_HELP,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -82,7 +82,7 @@ def replay(
     Exit codes:
       0    every rollout is the same
       1    a rollout differs or could not be replayed
-      2    no such run or rollout, or the program has changed; nothing was replayed
+      2    no such run or rollout, or a changed program; nothing was replayed
       130  interrupted
     """
     from stoker.cli.run import program_of

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from stoker.cli.options import RUNS_DIRECTORY, ConfigOption, JsonOption, RunsOption, SetOption
+from stoker.cli.options import (
+    RUNS_DIRECTORY,
+    ConfigOption,
+    JsonOption,
+    RunsOption,
+    SetOption,
+    complete_run,
+)
 from stoker.cli.output import answers, remarks, write_json
 from stoker.errors import ProgramInvalid
 
@@ -36,7 +43,10 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     sets: SetOption = None,
     runs: RunsOption = RUNS_DIRECTORY,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Go on with this run.")
+        str | None,
+        typer.Option(
+            "--resume", metavar="RUN", help="Go on with this run.", autocompletion=complete_run
+        ),
     ] = None,
     changed: Annotated[
         str,
@@ -48,7 +58,25 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     ] = "refuse",
     as_json: JsonOption = False,
 ) -> int:
-    """Execute a run: every task, every rollout, to a typed outcome."""
+    """Execute a run: every task, every rollout, to a typed outcome.
+
+    Each task of the file becomes a group of rollouts of the program; the model is
+    asked, tools run in boxes, and every result is journalled before it is used. A
+    crash loses nothing: the same command with --resume goes on where it stood.
+    Ctrl-C drains (nothing new is admitted), a second one stops, a third kills.
+
+    Examples:
+      stoker run repair.py --tasks tasks.jsonl --model scripted:model.jsonl
+      stoker run repair.py:main --tasks tasks.jsonl --model sim:device.toml
+      stoker run repair.py --tasks t.jsonl --model sim:gpu.toml --resume run_1a2b
+
+    Exit codes:
+      0    every rollout has its outcome, whatever it is
+      1    a part broke under way; the run can be resumed
+      2    the input cannot be used; nothing was started, nothing is left behind
+      3    stopped with work left; the run can be resumed
+      130  interrupted by a third Ctrl-C; the run can be resumed
+    """
     # Deferred: other commands should not wait for the coordinator to be imported.
     from stoker.cli.live import watching
     from stoker.cli.report import summary

@@ -47,7 +47,25 @@ def show(
     runs: RunsOption = RUNS_DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
-    """Show a run's rollouts, or everything one of them did."""
+    """Show a run's rollouts, or everything one of them did.
+
+    Without ROLLOUT a line for each: outcome, reward, steps, actions, time. With
+    it the whole story from the journal, in the order in which results were
+    delivered: what was asked, what came back, attempts, waits, faults. Large
+    results are shortened; nothing an agent wrote reaches the terminal as control
+    characters.
+
+    Examples:
+      stoker show run_1a2b
+      stoker show run_1a2b HumanEval/7
+      stoker show run_1a2b rol_0f3c --json
+
+    Exit codes:
+      0    shown
+      1    the ledger cannot be reached
+      2    no such run or rollout, or the name may be any of several
+      130  interrupted
+    """
     directory = find_run(run, runs)
     if rollout is None:
         rows = asyncio.run(list_rollouts(directory))

@@ -27,7 +27,22 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
 def status(
     run: RunArgument, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption = False
 ) -> None:
-    """Say how a run is: living, finished or dead."""
+    """Say how a run is: living, finished or dead.
+
+    Shows what the coordinator last wrote down, which it does once a second: the
+    four figures of the lane, queues by worker class, outcomes, faults. Asks
+    nobody, so it works while the run is busy, and after it died.
+
+    Examples:
+      stoker status run_1a2b
+      stoker status run_1a2b --json
+
+    Exit codes:
+      0    the status is shown, whatever it says
+      1    the run directory cannot be read
+      2    no such run, or its status file holds something else
+      130  interrupted
+    """
     found = read_status(find_run(run, runs))
     if as_json:
         write_json(found)
