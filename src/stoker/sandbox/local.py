@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import os
 import resource
-import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from stoker.model.tools import (
     LimitKind,
     ReadResult,
     RunRequest,
-    RunResult,
     Stream,
     Tests,
     Verdict,
@@ -37,14 +35,14 @@ from stoker.sandbox.judge import judge_in
 from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import make_public
-from stoker.sandbox.supervise import Ended, Watcher, Work, ending, supervise
+from stoker.sandbox.starts import Unstarted, as_reported, unstarted
+from stoker.sandbox.supervise import Ended, Watcher, Work, supervise
 
 FOLDERS = ("workspace", "tmp", "shm")
 _DESCRIPTORS_MAX = 4096
 _NOT_STARTED = 127
-_MISSING_PROGRAM = frozenset({2, 7, 8, 13, 20})
-"""ENOENT, E2BIG, ENOEXEC, EACCES, ENOTDIR: the program's fault, an observation."""
-_TOO_LONG = frozenset({7})
+_AGAIN_SECONDS = 0.05
+"""Pause before an action that never began is started once more."""
 
 
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,8 +117,22 @@ class LocalBox:
     ) -> BoxRun:
         """Like ``run``; ``channels`` become descriptors 3, 4 … of the program and are closed here.
 
-        They stay the caller's until this is awaited.
+        They stay the caller's until this is awaited. An action that certainly never began, for a
+        shortage that may pass, is started once more; one with channels has spent them.
         """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + timeout_seconds
+        run = await self._once(request, timeout_seconds, channels)
+        if isinstance(run, Unstarted) and run.passing and not channels:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            run = await self._once(request, max(0.0, end - loop.time()), ())
+        if isinstance(run, Unstarted):
+            raise BoxFailed(run.sentence(self.box_id, request.argv[0]))
+        return run
+
+    async def _once(
+        self, request: RunRequest, timeout_seconds: float, channels: Sequence[int]
+    ) -> BoxRun | Unstarted:
         opened = list(channels)
         prepared = None
         try:
@@ -168,19 +180,15 @@ class LocalBox:
                 raise BoxFailed(f"box {self.box_id} was removed while its action ran") from None
             raise
 
-    def _finished(self, request: RunRequest, ended: Ended, prepared: Prepared) -> BoxRun:
+    def _finished(
+        self, request: RunRequest, ended: Ended, prepared: Prepared
+    ) -> BoxRun | Unstarted:
         result = ended.result
-        problem = ended.error
-        # Behind a launcher only too long arguments are the program's; else the launcher failed.
-        program_missing = ended.errno in (_TOO_LONG if prepared.status >= 0 else _MISSING_PROGRAM)
-        if prepared.status >= 0 and not problem and not ended.stopped and result.limit is None:
-            problem, program_missing = _launcher_problem(prepared.status, result)
-        if problem and not program_missing:
-            raise BoxFailed(
-                f"box {self.box_id} could not start {request.argv[0]!r}: {problem}; nothing was run"
-            )
-        if problem:
-            text = f"stoker: cannot start {request.argv[0]!r}: {problem}\n".encode()
+        problem = unstarted(ended, prepared.status)
+        if problem is not None and not problem.program_missing:
+            return problem
+        if problem is not None:
+            text = f"stoker: cannot start {request.argv[0]!r}: {problem.text}\n".encode()
             result = msgspec.structs.replace(
                 result,
                 exit_code=_NOT_STARTED,
@@ -188,7 +196,7 @@ class LocalBox:
                 stderr=Stream(kept=text, total_bytes=len(text)),
             )
         if prepared.reported >= 0 and not ended.stopped:
-            result = _as_reported(prepared.reported, result)
+            result = as_reported(prepared.reported, result)
         result = msgspec.structs.replace(result, interrupted_before=self._interrupted)
         self._interrupted = self._interrupted or ended.stopped or result.limit is not None
         return BoxRun(result=result, usage=ended.usage)
@@ -357,36 +365,6 @@ class LocalBackend(ABC):
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
-
-
-def _as_reported(reported: int, result: RunResult) -> RunResult:
-    """Return ``result`` with the program's own ending, where it was reported."""
-    os.set_blocking(reported, False)
-    try:
-        said = os.read(reported, 4)
-    except BlockingIOError:
-        return result
-    if len(said) != 4:  # noqa: PLR2004 - one C int
-        return result
-    code, number = ending(int.from_bytes(said, "little"), wrapped=False)
-    limit = result.limit
-    if limit is None and number in (signal.SIGXCPU, signal.SIGXFSZ):
-        limit = LimitKind.CPU if number == signal.SIGXCPU else LimitKind.DISK
-    return msgspec.structs.replace(result, exit_code=code, signal=number, limit=limit)
-
-
-def _launcher_problem(status: int, result: RunResult) -> tuple[str, bool]:
-    """Return why the launcher never ran the program, and whether the program is to blame."""
-    os.set_blocking(status, False)
-    try:
-        said = os.read(status, 4096)
-    except BlockingIOError:
-        said = b""
-    if b'"exit-code"' in said:
-        return "", False
-    text = result.stderr.kept.decode(errors="replace").strip()
-    blamed = "execvp" in text or "Can't chdir" in text
-    return text or f"the launcher ended with {result.exit_code or result.signal}", blamed
 
 
 def _close_all(descriptors: list[int]) -> None:

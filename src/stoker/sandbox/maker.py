@@ -102,7 +102,14 @@ class Maker:
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         order = _orders.decode(_read_all(descriptors[0]))
         errors, errors_write = os.pipe2(os.O_CLOEXEC)
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # too many processes; those that run are not to die of it
+            os.close(errors)
+            os.close(errors_write)
+            status = _EXIT_NOT_STARTED << 8
+            self._send(Exited(request.number, status, 0.0, 0, str(error), error.errno or 0))
+            return
         if pid == 0:
             _become(order, descriptors[1:], errors_write)
         os.close(errors_write)

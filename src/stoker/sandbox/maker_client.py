@@ -33,6 +33,8 @@ from stoker.sandbox.making import (
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[FromMaker] = msgspec.msgpack.Decoder(FromMaker)
 _CLOSE_SECONDS = 10.0
+NEVER_FORKED = 0
+"""Stands for the pid of a process that the kernel refused to make."""
 
 
 class Started:
@@ -161,6 +163,8 @@ class MakerClient:
                 started.pid.set_result(message.pid)
             return
         del self._running[message.number]
+        if not started.pid.done():
+            started.pid.set_result(NEVER_FORKED)
         if not started.exited.done():
             started.exited.set_result(message)
 

@@ -9,11 +9,10 @@ The fork-server, overlays and checkpoints take their place here later: they repl
 """
 
 import os
-import stat
 from pathlib import Path
 
-from stoker.errors import ConfigInvalid, IsolationUnavailable
-from stoker.model.execution import ExecutionPolicy, Mount, Rung, Trust
+from stoker.errors import IsolationUnavailable
+from stoker.model.execution import ExecutionPolicy, Rung, Trust
 from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, reporter, seccomp
 from stoker.sandbox.base import BoxOffer
@@ -31,6 +30,7 @@ from stoker.sandbox.local import (
     inside_directory,
 )
 from stoker.sandbox.making import WorkOrder
+from stoker.sandbox.mounts import MountCheck
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 
 _INSIDE_ID = "1000"
@@ -46,7 +46,6 @@ _MASKED = (
     "/proc/timer_list", "/proc/sched_debug", "/proc/sysrq-trigger", "/proc/latency_stats",
     "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup", "/proc/vmallocinfo",
 )  # fmt: skip
-_SOCKET_SCAN_MAX = 2000
 _NPROC_SHELL = 'ulimit -u "$0" 2>/dev/null || ulimit -p "$0" 2>/dev/null; exec "$@"'
 
 
@@ -57,6 +56,7 @@ class NamespaceBackend(LocalBackend):
         super().__init__(host, _parts(host, rung))
         self.defences = Defences()
         self._offer: BoxOffer | None = None
+        self._mounts = MountCheck()
         self._reports = (host.runtime.scripts / reporter.NAME).exists() and _ENV.exists()
         self._system = [o for name in _SYSTEM for o in _system_directory(f"/{name}")]
         self._masks = [path for path in _MASKED if os.path.exists(path)]  # noqa: PTH110 - kernel files
@@ -78,7 +78,7 @@ class NamespaceBackend(LocalBackend):
         if self.host.runtime.launcher is None:
             raise IsolationUnavailable(self.host.runtime.launcher_missing)
         for mount in policy.mounts:
-            _check_mount(mount)
+            self._mounts.check(mount)
 
     def inside_paths(self) -> tuple[str, str]:
         """Return the fixed paths every box has."""
@@ -222,33 +222,3 @@ def _system_directory(path: str) -> list[str]:
     if os.path.islink(path):  # noqa: PTH114 - plain strings end up in the options
         return ["--symlink", os.readlink(path), path]  # noqa: PTH115 - same
     return ["--ro-bind", path, path] if os.path.isdir(path) else []  # noqa: PTH112 - same
-
-
-def _check_mount(mount: Mount) -> None:
-    source = Path(mount.source)
-    if not source.is_absolute() or not mount.target.startswith("/"):
-        raise ConfigInvalid(f"mount {mount.source} → {mount.target}: both must be absolute paths")
-    try:
-        mode = source.stat().st_mode
-    except OSError as error:
-        raise ConfigInvalid(f"mount {mount.source}: {error.strerror}") from error
-    if stat.S_ISSOCK(mode) or (stat.S_ISDIR(mode) and _holds_socket(source)):
-        raise ConfigInvalid(
-            f"mount {mount.source} holds a socket, which would be a way out of the box; "
-            "mount a directory without sockets"
-        )
-
-
-def _holds_socket(directory: Path) -> bool:
-    seen = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            seen += 1
-            if seen > _SOCKET_SCAN_MAX:
-                return False
-            try:
-                if stat.S_ISSOCK(os.lstat(os.path.join(folder, name)).st_mode):  # noqa: PTH118 - a hot loop
-                    return True
-            except OSError:
-                continue
-    return False

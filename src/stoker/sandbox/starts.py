@@ -1,0 +1,87 @@
+"""Whether a program was reached, and if not: whose fault it is, and whether to try once more.
+
+Behind a launcher nobody but the launcher knows: it reports an exit code only for a program it
+really started. A launcher that *ended by itself* without such a report started nothing; one that
+was killed may have, and nothing is claimed then.
+"""
+
+import errno
+import os
+import signal
+
+import msgspec
+
+from stoker.model.tools import LimitKind, RunResult
+from stoker.sandbox.supervise import Ended, ending
+
+_TOO_LONG = frozenset({errno.E2BIG})
+_MISSING_PROGRAM = _TOO_LONG | {errno.ENOENT, errno.ENOEXEC, errno.EACCES, errno.ENOTDIR}
+"""The program's fault, an observation."""
+_PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+"""What a busy host answers; a moment later it may have room."""
+
+
+class Unstarted(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a program was not reached."""
+
+    text: str
+    program_missing: bool = False
+    """The caller named something that cannot be run."""
+    certain: bool = True
+    """Nothing of the program ran."""
+    passing: bool = False
+    """A shortage that may be over by now; only ever with ``certain``."""
+
+    def sentence(self, box_id: str, program: str) -> str:
+        """Say it of a box."""
+        ran = "nothing was run" if self.certain else "the program may have run in part"
+        return f"box {box_id} could not start {program!r}: {self.text}; {ran}"
+
+
+def unstarted(ended: Ended, status: int) -> Unstarted | None:
+    """Return why the program was not reached, or ``None``; ``status`` is the launcher's or -1."""
+    launched = status >= 0
+    if ended.error:
+        # Behind a launcher only too long arguments are the program's; else the launcher failed.
+        return Unstarted(
+            text=ended.error,
+            program_missing=ended.errno in (_TOO_LONG if launched else _MISSING_PROGRAM),
+            passing=ended.errno in _PASSING,
+        )
+    if not launched or ended.stopped or ended.result.limit is not None:
+        return None
+    return _launcher_problem(status, ended.result)
+
+
+def _launcher_problem(status: int, result: RunResult) -> Unstarted | None:
+    os.set_blocking(status, False)
+    try:
+        said = os.read(status, 4096)
+    except BlockingIOError:
+        said = b""
+    if b'"exit-code"' in said:
+        return None
+    text = result.stderr.kept.decode(errors="replace").strip()
+    if result.signal is not None:
+        return Unstarted(text=f"its launcher was killed by signal {result.signal}", certain=False)
+    return Unstarted(
+        text=text or f"the launcher ended with {result.exit_code}",
+        program_missing="execvp" in text or "Can't chdir" in text,
+        passing=any(os.strerror(code) in text for code in _PASSING),
+    )
+
+
+def as_reported(reported: int, result: RunResult) -> RunResult:
+    """Return ``result`` with the program's own ending, where it was reported."""
+    os.set_blocking(reported, False)
+    try:
+        said = os.read(reported, 4)
+    except BlockingIOError:
+        return result
+    if len(said) != 4:  # noqa: PLR2004 - one C int
+        return result
+    code, number = ending(int.from_bytes(said, "little"), wrapped=False)
+    limit = result.limit
+    if limit is None and number in (signal.SIGXCPU, signal.SIGXFSZ):
+        limit = LimitKind.CPU if number == signal.SIGXCPU else LimitKind.DISK
+    return msgspec.structs.replace(result, exit_code=code, signal=number, limit=limit)
