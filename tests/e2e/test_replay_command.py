@@ -22,6 +22,11 @@ def noted(place):
     return place
 
 
+@stoker.tool(effect="pure")
+def add(a, b):
+    return a + b
+
+
 @stoker.rollout(version="1", timeout="1m")
 async def noting(ctx, task):
     await ctx.local(noted, task.data["place"])
@@ -31,6 +36,7 @@ async def noting(ctx, task):
                 await ctx.sleep("1h")
         await ctx.first(forever(), ctx.sleep("10ms"))
     await ctx.gather(ctx.generate(ctx.chat("a")), ctx.generate(ctx.chat("b")))
+    await ctx.first(ctx.call(add, a=1, b=2), ctx.sleep("10ms"))  # no worker: time wins
     await ctx.generate(ctx.chat("c"))
     await ctx.local(noted, task.data["place"])
     if task.task_id == "unsteady":
@@ -72,8 +78,8 @@ def test_the_same_program_does_the_same_and_carries_nothing_out(place: Path, run
         "steady": "same",
         "cut": "same",
     }
-    assert found["steady"]["calls"] == 5
-    assert found["steady"]["prefixes"] == 5
+    assert found["steady"]["calls"] == 7
+    assert found["steady"]["prefixes"] == 6
     assert (place / "notes").read_text() == notes, "a local function ran again"
 
 
@@ -88,7 +94,7 @@ def test_people_see_a_line_for_each_and_a_sum(place: Path, run: str) -> None:
     answer = stoker(place, "replay", run)
     assert answer.code == 1, answer
     lines = answer.out.splitlines()
-    assert lines[0].endswith("steady #0  same  (5 calls)")
+    assert lines[0].endswith("steady #0  same  (7 calls)")
     assert lines[-1] == "3 rollouts: 2 same, 1 not"
     assert any(line.startswith("    the outcome differs") for line in lines)
 
@@ -128,12 +134,21 @@ def test_a_program_that_ends_its_host_fails_its_rollout_alone(place: Path, run: 
     assert "ended its host" in found["cut"]["message"]
 
 
-def test_a_file_of_another_name_is_told_of(place: Path, run: str) -> None:
-    """Local functions are journalled with their module, which is called after the file."""
-    (place / "copy.py").write_text(PROGRAM)
-    answer, found = replay(place, run, "steady", "--program", "copy.py")
-    assert found["steady"]["verdict"] == "differs"
-    assert "copy.py is not called program.py" in answer.err
+def test_a_copy_takes_the_place_of_the_recorded_file(place: Path, run: str) -> None:
+    """Tools and local functions are journalled with the file they come from."""
+    (place / "copies").mkdir()
+    (place / "copies" / "copy.py").write_text(PROGRAM)
+    kept = (place / "program.py").read_text()
+    (place / "program.py").unlink()
+    try:
+        gone = stoker(place, "replay", run)
+        answer, found = replay(place, run, "steady", "--program", "copies/copy.py")
+    finally:
+        (place / "program.py").write_text(kept)
+    assert gone.code == 2
+    assert "is gone; nothing was replayed" in gone.err
+    assert answer.code == 0, answer
+    assert found["steady"]["verdict"] == "same"
 
 
 @pytest.mark.parametrize(

@@ -129,15 +129,15 @@ async def replay_all(
 
     fetch = ArtifactStore(run.artifacts).get
     stuck = max(_STUCK_SECONDS, run.record.settings.get("program", {}).get("stuck", 0.0))
+    recorded = Path(run.record.program)
     found: list[Replayed] = []
     with TemporaryDirectory(prefix="stoker-replay-") as scratch:
         log = Path(scratch) / "host.out"
         async with (
             ledger_of(run) as ledger,
-            Replayer(asked.program, asked.name, log, stuck) as replayer,
+            Replayer(asked.program, asked.name, recorded, log=log, stuck_seconds=stuck) as replayer,
         ):
             chosen = await _chosen(ledger, run, asked.rollouts)
-            _warn_of_name(Path(run.record.program).name, asked.program.name)
             await _require_usable(chosen, replayer, asked)
             for one in chosen:
                 events = await journal_of(ledger, run.record.run_id, one.rollout_id)
@@ -210,13 +210,6 @@ async def _require_usable(chosen: list[Chosen], replayer: "Replayer", asked: Ask
         remarks().print(cell(f"{asked.program} is not the program that was recorded", "yellow"))
     if loaded.python != first.python:
         remarks().print(f"recorded under Python {first.python}, replayed under {loaded.python}")
-
-
-def _warn_of_name(recorded: str, given: str) -> None:
-    if given != recorded:
-        remarks().print(
-            cell(f"{given} is not called {recorded}: calls of its own functions will differ")
-        )
 
 
 def _untold(one: "Replayed") -> None:

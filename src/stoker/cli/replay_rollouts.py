@@ -70,9 +70,13 @@ class _Difference(Exception):
 class Replayer:
     """A program host that replays rollouts one after the other."""
 
-    def __init__(self, program: Path, name: str | None, log: Path, stuck_seconds: float) -> None:
+    def __init__(
+        self, program: Path, name: str | None, recorded: Path, *, log: Path, stuck_seconds: float
+    ) -> None:
         self._program = program
         self._name = name
+        self._recorded = recorded
+        """Where the program lay when it was journalled."""
         self._log = log
         self._stuck_seconds = stuck_seconds
         self._host: HostProcess | None = None
@@ -105,6 +109,7 @@ class Replayer:
             name=self._name,
             hash_seed=hash_seed,
             stuck_seconds=self._stuck_seconds,
+            stands_for=self._recorded,
         )
         self._messages = self._host.messages()
         async for message in self._messages:

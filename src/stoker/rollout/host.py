@@ -133,7 +133,8 @@ class Host:
     def _load(self, message: LoadProgram) -> None:
         try:
             with self._stepping(_LOADING, message.path, _LOAD_SECONDS):
-                program = load_program(Path(message.path), message.name)
+                stands_for = Path(message.stands_for) if message.stands_for else None
+                program = load_program(Path(message.path), message.name, stands_for=stands_for)
             digest = program.source_digest()
         except (ProgramInvalid, OSError) as error:
             self._link.send(LoadFailed(message=str(error)))

@@ -79,11 +79,13 @@ class HostProcess:
         name: str | None = None,
         hash_seed: int = 0,
         stuck_seconds: float = 5.0,
+        stands_for: Path | None = None,
     ) -> Self:
         """Start a host and tell it to load ``program``; its first message is what came of it.
 
         What the program prints goes to ``log``. ``hash_seed`` pins the order of sets of strings
-        and must be the same whenever a rollout is replayed. More messages may be sent at once.
+        and must be the same whenever a rollout is replayed. ``stands_for`` is the recorded path
+        whose place ``program`` takes. More messages may be sent at once.
 
         Raises:
             OSError: the process could not be started.
@@ -106,7 +108,7 @@ class HostProcess:
             raise
         channel: Channel[_Incoming] = Channel(reader, writer, _Incoming)
         channel.send(Hello(protocol=PROTOCOL_VERSION, role="coordinator"))
-        channel.send(_load(program, name))
+        channel.send(_load(program, name, stands_for))
         return cls(process, channel, program, log, stuck_seconds)
 
     @property
@@ -248,8 +250,9 @@ async def inspect_program(program: Path, *, log: Path, name: str | None = None) 
         )
 
 
-def _load(program: Path, name: str | None) -> LoadProgram:
-    return LoadProgram(path=str(program.resolve()), name=name)
+def _load(program: Path, name: str | None, stands_for: Path | None) -> LoadProgram:
+    recorded = str(stands_for) if stands_for is not None else None
+    return LoadProgram(path=str(program.resolve()), name=name, stands_for=recorded)
 
 
 async def _spawn(

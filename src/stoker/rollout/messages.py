@@ -23,6 +23,9 @@ class LoadProgram(msgspec.Struct, frozen=True, kw_only=True, tag="load"):
     """Absolute path of the Python file."""
     name: str | None
     """Which rollout in it; ``None`` when it holds just one."""
+    stands_for: str | None = None
+    """The recorded path whose place this file takes, for replays: tools and functions of
+    ``ctx.local`` are journalled with the file they come from."""
 
 
 class RecordedCall(msgspec.Struct, frozen=True, kw_only=True):

@@ -198,15 +198,21 @@ def tool(
     return declare(function) if function is not None else declare
 
 
-def load_program(path: Path, name: str | None = None) -> Rollout:
+def load_program(path: Path, name: str | None = None, *, stands_for: Path | None = None) -> Rollout:
     """Load the rollout called ``name`` from the Python file ``path``; the only one when ``None``.
 
-    The file's folder becomes importable, as for a script.
+    The file's folder becomes importable, as for a script. What it defines is called after
+    ``stands_for``, the recorded path whose place it takes, where that is given: journals name
+    tools and functions by their file.
 
     Raises:
         ProgramInvalid: no such file, it does not load (with file and line), or no such rollout.
     """
-    module = _load_module(path)
+    module = _load_module(path, (stands_for or path).stem)
+    if stands_for is not None:
+        for item in vars(module).values():
+            if isinstance(item, Tool) and item.module == str(path.resolve()):
+                item.module = str(stands_for)
     found = {
         item.name: item
         for item in vars(module).values()
@@ -223,10 +229,10 @@ def load_program(path: Path, name: str | None = None) -> Rollout:
     raise ProgramInvalid(f"{path}: no rollout is called {name!r}; it holds {sorted(found)}")
 
 
-def _load_module(path: Path) -> ModuleType:
+def _load_module(path: Path, stem: str) -> ModuleType:
     if not path.is_file():
         raise ProgramInvalid(f"{path}: no such program file")
-    module_name = _MODULE_PREFIX + path.stem
+    module_name = _MODULE_PREFIX + stem
     spec = importlib.util.spec_from_file_location(module_name, path.resolve())
     if spec is None or spec.loader is None:
         raise ProgramInvalid(f"{path}: not a Python file (its name must end in .py)")
