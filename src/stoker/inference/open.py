@@ -51,7 +51,7 @@ async def start_model(model: Model) -> None:
 
 
 def _open_http(spec: str, settings: ModelSettings) -> Model:
-    if importlib.util.find_spec("httpx") is None:
+    if importlib.util.find_spec("aiohttp") is None:
         raise ConfigInvalid(
             f"model {spec!r} needs an HTTP client, which is not installed: "
             "pip install 'stoker[http]'"

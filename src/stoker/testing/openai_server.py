@@ -170,7 +170,7 @@ def main() -> None:
     parser.add_argument("--flavour", choices=("vllm", "sglang", "openai"), default="vllm")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--token-seconds", type=float, default=0.0)
-    parser.add_argument("--context-max", type=int, default=100_000)
+    parser.add_argument("--context-max", type=int, default=1_000_000)
     parser.add_argument("--no-token-ids", action="store_true")
     asyncio.run(_serve(parser.parse_args()))
 

@@ -52,7 +52,7 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     """Started with priority scheduling."""
     strict: bool = False
     """Unknown fields are refused, as OpenAI's own server does."""
-    context_max: int = 100_000
+    context_max: int = 1_000_000
 
 
 class EngineCall(msgspec.Struct, kw_only=True):
@@ -218,7 +218,7 @@ def messages_of(ids: "array[int]") -> tuple[tuple[Message, ...], tuple[ToolSpec,
             continue
         content = bare[start:at]
         if section == TOOLS:
-            tools = msgspec.msgpack.decode(bytes(content), type=tuple[ToolSpec, ...])
+            tools = msgspec.msgpack.decode(bytes(content.tolist()), type=tuple[ToolSpec, ...])
         elif section >= 0 and not (_SPEAKER_OF[section] is Role.ASSISTANT and at == len(bare)):
             messages.append(Message(role=_SPEAKER_OF[section], content=ids_text(content)))
         section, start = (token, at + 1) if token != END else (-1, at + 1)

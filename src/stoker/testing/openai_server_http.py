@@ -118,6 +118,10 @@ class Connection(asyncio.Protocol):
                 body=msgspec.json.encode({"error": error}),
                 headers=problem.headers,
             )
+        except Exception as error:
+            # The client is answered first, else it would wait for ever; then the bug is shown.
+            await self._send(Response(status=500, body=repr(error).encode(), media="text/plain"))
+            raise
         await self._send(response)
         self._task = None
         if self._transport.is_closing():

@@ -6,9 +6,11 @@ which is how a server learns that nobody wants the answer. Proxies of the enviro
 nothing but the settings decides where calls go.
 """
 
+import asyncio
+from http import HTTPStatus
 from typing import Any
 
-import httpx
+import aiohttp
 import msgspec
 
 from stoker.config.secret import Secret
@@ -31,18 +33,8 @@ class ServerLink:
         headers = {"Content-Type": "application/json"}
         if api_key is not None:
             headers["Authorization"] = f"Bearer {api_key.reveal()}"
-        self._client = httpx.AsyncClient(
-            base_url=url,
-            headers=headers,
-            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(
-                max_connections=None,
-                max_keepalive_connections=None,
-                keepalive_expiry=_IDLE_SECONDS,
-            ),
-            verify=url.startswith("https:"),  # reading the certificates costs 30 ms
-            trust_env=False,
-        )
+        self._headers = headers
+        self._session: aiohttp.ClientSession | None = None
 
     async def get(self, path: str) -> Any:  # noqa: ANN401 - JSON
         """Return the JSON at ``path``.
@@ -51,45 +43,61 @@ class ServerLink:
             ModelUnavailable: not reached, broken, busy, or no JSON.
             ModelRefused: the server says no, and would again.
         """
-        return self._json(await self._sent("GET", path, b"", ""))
+        return self._json(path, await self._sent("GET", path, b"", ""))
 
     async def post(self, path: str, body: object, request_id: str = "") -> Any:  # noqa: ANN401 - JSON
         """Return what the server answers to ``body``, decoded; raises as ``get``.
 
         **Cancellation:** the connection is closed; the server aborts.
         """
-        return self._json(await self._sent("POST", path, msgspec.json.encode(body), request_id))
+        content = msgspec.json.encode(body)
+        return self._json(path, await self._sent("POST", path, content, request_id))
 
     async def text(self, path: str) -> str:
         """Return the text at ``path``; raises as ``get``."""
-        return (await self._sent("GET", path, b"", "")).text
+        return (await self._sent("GET", path, b"", "")).decode(errors="replace")
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._client.aclose()
+        if self._session is not None:
+            await self._session.close()
+            await asyncio.sleep(0)  # transports are closed in the turn after
 
-    async def _sent(
-        self, method: str, path: str, content: bytes, request_id: str
-    ) -> httpx.Response:
+    def _opened(self) -> aiohttp.ClientSession:
+        """Return the connections, made on the loop that uses them."""
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                headers=self._headers,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_IDLE_SECONDS),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                trust_env=False,
+            )
+        return self._session
+
+    async def _sent(self, method: str, path: str, content: bytes, request_id: str) -> bytes:
         headers = {"X-Request-Id": request_id} if request_id else {}
         try:
-            response = await self._client.request(method, path, content=content, headers=headers)
-        except httpx.RequestError as error:
+            async with self._opened().request(
+                method, self.url + path, data=content or None, headers=headers
+            ) as response:
+                body = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ModelUnavailable(
                 f"replica {self.replica} ({self.url}) gave no answer to {path}: "
                 f"{type(error).__name__}: {error}",
                 replica=self.replica,
                 request_id=request_id,
             ) from error
-        if not response.is_success:
-            raise self._refusal(response, path, request_id)
-        return response
+        if not response.ok:
+            raise self._refusal(response, body, path, request_id)
+        return body
 
     def _refusal(
-        self, response: httpx.Response, path: str, request_id: str
+        self, response: aiohttp.ClientResponse, body: bytes, path: str, request_id: str
     ) -> ModelUnavailable | ModelRefused:
-        status = response.status_code
-        said = _said(response)
+        status = response.status
+        said = _said(body)
         context = {
             "replica": self.replica,
             "request_id": request_id,
@@ -98,24 +106,24 @@ class ServerLink:
             "said": said,
         }
         where = f"replica {self.replica} ({self.url}) answered {path} with {status}: {said}"
-        if status in _BUSY or status >= httpx.codes.INTERNAL_SERVER_ERROR:
+        if status in _BUSY or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             after = retry_after(response.headers.get("Retry-After"))
             if after is not None:
                 context["retry_after_seconds"] = after
             return ModelUnavailable(where, **context)
-        if status in {401, 403}:
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
             where += "; set model.api_key (STOKER_MODEL__API_KEY)"
         return ModelRefused(where, **context)
 
-    def _json(self, response: httpx.Response) -> Any:  # noqa: ANN401 - JSON
+    def _json(self, path: str, body: bytes) -> Any:  # noqa: ANN401 - JSON
         try:
-            return msgspec.json.decode(response.content)
+            return msgspec.json.decode(body)
         except msgspec.DecodeError as error:
             raise ModelUnavailable(
-                f"replica {self.replica} ({self.url}) answered {response.request.url.path} with "
-                f"what is no JSON ({error}): {response.text[:_SHOWN_CHARACTERS]!r}",
+                f"replica {self.replica} ({self.url}) answered {path} with what is no JSON "
+                f"({error}): {_text(body)!r}",
                 replica=self.replica,
-                status=response.status_code,
+                path=path,
             ) from error
 
 
@@ -128,15 +136,19 @@ def retry_after(header: str | None) -> float | None:
     return seconds if seconds is not None and 0 <= seconds < float("inf") else None
 
 
-def _said(response: httpx.Response) -> str:
+def _said(body: bytes) -> str:
     """Return the server's own words: vLLM, SGLang and OpenAI put them in different places."""
     try:
-        body = msgspec.json.decode(response.content)
+        said = msgspec.json.decode(body)
     except msgspec.DecodeError:
-        return response.text[:_SHOWN_CHARACTERS] or "(nothing)"
-    if isinstance(body, dict):
-        error = body.get("error", body)
+        return _text(body) or "(nothing)"
+    if isinstance(said, dict):
+        error = said.get("error", said)
         if isinstance(error, dict):
             error = error.get("message", error.get("detail", error))
-        body = error
-    return str(body)[:_SHOWN_CHARACTERS]
+        said = error
+    return str(said)[:_SHOWN_CHARACTERS]
+
+
+def _text(body: bytes) -> str:
+    return body[: 4 * _SHOWN_CHARACTERS].decode(errors="replace")[:_SHOWN_CHARACTERS]
