@@ -24,6 +24,7 @@ from stoker.sandbox.local import LocalBox, Prepared
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.namespace import NamespaceBackend
 from support import sandbox
+from support.attacks import ENVIRONMENTS, WRITE_BACK
 from support.sandbox import BOXED, attacked, backend_of, needs_root, policy_of
 
 SECRET = b"a-secret-of-the-host"
@@ -54,22 +55,6 @@ if result == 0: os._exit(0)
 print("possible" if result > 0 else errno.errorcode[ctypes.get_errno()])""",
     "unshare a user namespace": "call(272, 0x10000000)",
 }
-WRITE_BACK = """
-for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory"):
-    try:
-        with open(path, "r+b", buffering=0) as file: file.write(file.read())
-        print("possible")
-    except OSError:
-        print("refused")
-"""
-ENVIRONMENTS = """
-import os
-for entry in os.listdir("/proc"):
-    if entry.isdigit():
-        for name in ("environ", "cmdline"):
-            try: print(open(f"/proc/{entry}/{name}", "rb").read())
-            except OSError: pass
-"""
 
 pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers are x86_64's")
 

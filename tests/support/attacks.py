@@ -65,6 +65,23 @@ PARTIAL_OUTPUT = shell(f"echo first; echo second >&2; sleep {MARK}")
 WANTS_STDIN = shell("cat; echo done")
 NEVER_READS = ("echo", "done")
 
+WRITE_BACK = """
+for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/overcommit_memory"):
+    try:
+        with open(path, "r+b", buffering=0) as file: file.write(file.read())
+        print("possible")
+    except OSError:
+        print("refused")
+"""
+ENVIRONMENTS = """
+import os
+for entry in os.listdir("/proc"):
+    if entry.isdigit():
+        for name in ("environ", "cmdline"):
+            try: print(open(f"/proc/{entry}/{name}", "rb").read())
+            except OSError: pass
+"""
+
 
 def both_streams(size: int) -> Command:
     """Write ``size`` bytes to each stream at the same time."""
