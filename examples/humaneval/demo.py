@@ -8,6 +8,7 @@ one, no tool run twice, no box left behind.
 
 import argparse
 import asyncio
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ from report import Promise
 from tasks import make_tasks, write_tasks
 
 from stoker.cli.output import duration, remarks
-from stoker.errors import EXIT_BAD_INPUT, StokerError
+from stoker.errors import EXIT_BAD_INPUT, BadInput, RunDirectoryUnusable, StokerError
 from stoker.inference.profile import load_profile
 from stoker.seams.entropy import fresh_id
 
@@ -45,7 +46,7 @@ def main(arguments: list[str]) -> int:
         return EXIT_BAD_INPUT if isinstance(error, DataMissing) else EXIT_BROKEN
     except StokerError as error:
         print(f"demo: {error.message} [{error.code}]", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return EXIT_BAD_INPUT if isinstance(error, BadInput) else EXIT_BROKEN
 
 
 def _parsed(arguments: list[str]) -> argparse.Namespace:
@@ -67,7 +68,13 @@ def _run(options: argparse.Namespace) -> int:
     began = time.monotonic()
     directory = (options.runs / fresh_id("demo_")).absolute()
     tasks = make_tasks(seed=options.seed, counter=directory / "queue.log", count=options.problems)
-    directory.mkdir(parents=True)
+    try:
+        directory.mkdir(parents=True)
+    except OSError as error:
+        raise RunDirectoryUnusable(
+            f"{directory} cannot be made ({error.strerror}); nothing was started; choose another "
+            "place with --runs DIR"
+        ) from error
     stage = Stage(
         directory=directory,
         tasks=tasks,
@@ -81,7 +88,11 @@ def _run(options: argparse.Namespace) -> int:
     report.say_plan(out, count=len(tasks), batch=options.batch, profile=profile)
 
     report.say_pass(out, 1, "lock-step: sample all, run all tools, wait for the last, again")
-    lockstep = stage.lockstep()
+    try:
+        lockstep = stage.lockstep()
+    except BadInput:  # this host cannot box: leave nothing behind
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
     report.say_passed(out, lockstep)
     report.say_pass(out, 2, "Stoker: whatever is ready goes")
     steady = stage.steady()

@@ -65,3 +65,13 @@ def test_a_wrong_number_of_problems_is_refused_before_anything_is_made(tmp_path:
     assert ran.returncode == 2
     assert "allowed: 2 to 164" in ran.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_hold_runs_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file, not a directory")
+    ran = demo("--problems", "2", cwd=tmp_path)
+    if "HumanEval problems are not installed" in ran.stderr:
+        pytest.skip(ran.stderr.strip())
+    assert ran.returncode == 2
+    assert "choose another place with --runs" in ran.stderr
+    assert len(ran.stderr.strip().splitlines()) == 1
