@@ -7,6 +7,7 @@ nothing but the settings decides where calls go.
 """
 
 import asyncio
+import os
 from http import HTTPStatus
 from typing import Any
 
@@ -84,8 +85,7 @@ class ServerLink:
                 body = await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ModelUnavailable(
-                f"replica {self.replica} ({self.url}) gave no answer to {path}: "
-                f"{type(error).__name__}: {error}",
+                f"replica {self.replica} ({self.url}) gave no answer to {path}: {_why(error)}",
                 replica=self.replica,
                 request_id=request_id,
             ) from error
@@ -134,6 +134,13 @@ def retry_after(header: str | None) -> float | None:
     except ValueError:
         return None
     return seconds if seconds is not None and 0 <= seconds < float("inf") else None
+
+
+def _why(error: Exception) -> str:
+    """Return why there is no answer, in the system's words where it has some."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno:
+        return os.strerror(error.os_error.errno)
+    return f"{type(error).__name__}: {error}"
 
 
 def _said(body: bytes) -> str:
