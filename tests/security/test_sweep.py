@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import fcntl
 import os
 import signal
 import socket
@@ -20,8 +21,10 @@ from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel
 from stoker.sandbox.cgroups import find_tree
 from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.local import LocalBackend
 from stoker.sandbox.select import choose_backend
+from stoker.sandbox.uids import LOCK_DIRECTORY
 from support import sandbox
 from support.sandbox import EVERY, MARK, backend_of, needs_root, policy_of
 
@@ -123,6 +126,44 @@ def test_a20_the_living_are_not_swept(tmp_path: Path) -> None:
             await backend.close()
 
     sandbox.run(body)
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_leaving_the_host_in_haste_leaves_nothing(tmp_path: Path, rung: Rung) -> None:
+    seen: list[tuple[SandboxHost, BoxRecord]] = []
+
+    async def body() -> None:
+        async with SandboxHost.open(tmp_path) as host:
+            backend = backend_of(host, rung)
+            boxes = [
+                await backend.create(f"box_{n}", Baseline(), policy_of(rung)) for n in range(2)
+            ]
+            seen.extend((host, box.record) for box in boxes)
+            running = asyncio.ensure_future(
+                boxes[0].run(RunRequest(argv=("sleep", MARK)), timeout_seconds=600)
+            )
+            while not sandbox.marked_pids():
+                assert not running.done()
+                await asyncio.sleep(0.01)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        sandbox.run(body)
+    assert sandbox.marked_pids() == []
+    assert _mounts(tmp_path) == set()
+    assert len(seen) == 2
+    for host, record in seen:
+        assert not Path(record.directory).exists()
+        if host.tree is not None:
+            assert not any(Path(d).exists() for d in host.tree.directories(record.group))
+        assert list(host.ledger.records()) == []
+        if record.uid is not None:
+            lock = os.open(LOCK_DIRECTORY / str(record.uid), os.O_RDWR)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody holds it
+            finally:
+                os.close(lock)
+    assert list((tmp_path / "incarnations").iterdir()) == []
 
 
 @pytest.mark.parametrize("rung", HERE)

@@ -65,7 +65,8 @@ class SandboxHost:
     ) -> AsyncIterator["SandboxHost"]:
         """Take hold of the host; on leaving, the maker and all it runs are ended.
 
-        Boxes that were not destroyed stay in the ledger and are swept by the next incarnation.
+        Boxes that nobody destroyed are then removed. What cannot be removed, and what a killed
+        process leaves, stays in the ledger and is swept by the next incarnation.
         """
         files = await asyncio.to_thread(runtime.prepare, runtime_directory)
         host = cls(state_directory, uid_base, uid_count, files)
@@ -81,9 +82,12 @@ class SandboxHost:
         return self._makers[-1]
 
     async def close(self) -> None:
-        """End the maker, give uids back, let the incarnation end."""
+        """End the maker, remove forgotten boxes, give uids back, let the incarnation end."""
         for maker in self._makers:
             await maker.close()
+        forgotten = [r for r in self.ledger.records() if r.incarnation == self.ledger.incarnation]
+        # A failure here would hide the one that made somebody forget; the record stays.
+        await asyncio.gather(*(self.remove(r) for r in forgotten), return_exceptions=True)
         if self.uids is not None:
             self.uids.close()
         self.ledger.close()
