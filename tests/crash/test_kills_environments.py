@@ -20,6 +20,8 @@ from support.runs_kills import Kill, survive
 from support.runs_records import Records, read
 
 PROGRAM = """
+import os
+
 import stoker
 
 LINE = 'printf "%s\\\\n" "$2" >> "$1"; '
@@ -35,8 +37,15 @@ async def counting(ctx, box, log, rounds):
     return grown.text
 
 
+async def waiting(ctx, gate):
+    while not await ctx.local(os.path.exists, gate):
+        await ctx.sleep(0.2)
+
+
 @stoker.rollout(version="1", boxes=2, timeout="20m")
 async def stateful(ctx, task):
+    if "gate" in task.data:
+        await ctx.gather(waiting(ctx, task.data["gate"]))
     log = task.data["log"]
     one, two = await ctx.gather(
         ctx.environment(files={"kept": "one:"}), ctx.environment(files={"kept": "two:"})
@@ -58,6 +67,7 @@ VICTIMS = (
     ("worker", signal.SIGKILL),
     ("worker", signal.SIGSTOP),
     ("coordinator", signal.SIGKILL),
+    ("everything", signal.SIGKILL),
     ("owner", signal.SIGKILL),
     ("host", signal.SIGKILL),
 )
@@ -70,9 +80,10 @@ SETTINGS: Mapping[str, object] = {
 def plan(seed: int) -> list[Kill]:
     """Return the kills of one run; workers are hit most."""
     draw = random.Random(seed)
-    blows = [*VICTIMS[:3], *(draw.choice(VICTIMS) for _ in range(KILLS - 3))]
+    blows = [*VICTIMS[:4], *(draw.choice(VICTIMS) for _ in range(KILLS - 4))]
     draw.shuffle(blows)
-    moments = sorted(draw.sample(range(10, ROLLOUTS * LINES * 8 // 10), KILLS))
+    whole = (ROLLOUTS - errands.TAIL) * LINES
+    moments = sorted(draw.sample(range(10, whole * 8 // 10), KILLS))
     return [
         Kill(lines, role, number, draw.randrange(4))
         for lines, (role, number) in zip(moments, blows, strict=True)
@@ -81,7 +92,7 @@ def plan(seed: int) -> list[Kill]:
 
 def stateful(folder: Path) -> AbstractContextManager[Rig]:
     log = folder / "tools.log"
-    tasks = errands.tasks(ROLLOUTS, log)
+    tasks = errands.tasks(ROLLOUTS, log, gate=folder / "gate")
     return rig(
         folder, program=PROGRAM, model=errands.MODEL, tasks=tasks, settings=SETTINGS, log=log
     )
@@ -90,6 +101,7 @@ def stateful(folder: Path) -> AbstractContextManager[Rig]:
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Records]:
     with stateful(tmp_path_factory.mktemp("reference")) as one:
+        one.open_gate()
         one.start()
         one.finish()
         yield read(one.run.path)
@@ -116,4 +128,6 @@ def test_killed_environments_are_rebuilt_or_typed(
             assert rollout.outcome.fault.code == EnvironmentLost.code, (place, rollout.outcome)
             continue
         assert rollout.outcome == expected.outcome, place
-        assert rollout.seen(records.store) == expected.seen(reference.store), place
+        gate = errands.WAITING if "gate" in rollout.task.data else None
+        seen = rollout.seen(records.store, gate=gate)
+        assert seen == expected.seen(reference.store, gate=gate), place

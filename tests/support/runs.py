@@ -145,6 +145,7 @@ class Rig:
         self.configure(settings or {})
         self.log = log or folder / "tools.log"
         """Where tools leave their lines."""
+        self.gate = folder / "gate"
         self.armed = folder / "armed"
         """There while an armed fault point has not been reached."""
         self.coordinator: subprocess.Popen[bytes] | None = None
@@ -310,9 +311,15 @@ class Rig:
 
     def signal(self, role: str, number: signal.Signals, index: int = 0) -> int:
         """Signal a process of ``role`` as soon as there is one; return who was hit."""
-        pid: int = until(lambda: self.pid(role, index), f"a living {role}\n{self.said()}")
+        until(lambda: self.pid(role, index) or self.ended_early(), f"a living {role}")
+        pid = self.pid(role, index)
+        assert pid is not None, f"ended before its {role} was hit\n{self.said()}"
         send(pid, number)
         return pid
+
+    def open_gate(self) -> None:
+        """Let those go on who wait for ``gate``."""
+        self.gate.touch()
 
     # --- letting go --------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from typing import Any
 
 PROGRAM = '''
 import hashlib
+import os
 
 import stoker
 
@@ -32,8 +33,15 @@ async def leg(ctx, log, name):
     return second.run.text
 
 
+async def waiting(ctx, gate):
+    while not await ctx.local(os.path.exists, gate):
+        await ctx.sleep(0.2)
+
+
 @stoker.rollout(version="1", boxes=0, timeout="20m")
 async def errands(ctx, task):
+    if "gate" in task.data:
+        await ctx.gather(waiting(ctx, task.data["gate"]))
     log = task.data["log"]
     chat = ctx.chat(f"errand {task.task_id}")
     turn = await ctx.generate(chat)
@@ -69,17 +77,25 @@ def answer(request):
     return hashlib.sha256(f"{request.seed}|{told}".encode()).hexdigest()
 '''
 
+WAITING = "0."
+"""Where the calls of ``waiting`` lie in a rollout that has a gate: their number is chance."""
+TAIL = 3
+"""Last tasks that wait for the gate: so the run cannot end before it was hurt as planned."""
 LINES = 5
 """Of one rollout without a boxed call."""
 
 
-def tasks(count: int, log: Path, *, boxed_every: int = 0) -> list[dict[str, Any]]:
-    """Return ``count`` tasks; every so many has a call in a namespace box."""
+def tasks(
+    count: int, log: Path, *, boxed_every: int = 0, gate: Path | None = None
+) -> list[dict[str, Any]]:
+    """Return ``count`` tasks; every so many has a call in a namespace box, the last have a gate."""
     found = []
     for number in range(count):
         data = {"log": str(log)}
         if boxed_every and number % boxed_every == 0:
             data["boxed"] = f"/outside/{log.name}"
+        if gate is not None and number >= count - TAIL:
+            data["gate"] = str(gate)
         found.append({"task_id": f"t{number:03}", "data": data})
     return found
 

@@ -29,6 +29,7 @@ from stoker.model.events import (
 )
 from stoker.model.ids import ActionId, RolloutId, RunId
 from stoker.model.outcome import Outcome
+from stoker.model.task import Task
 from support.runs import wait_gone
 
 Seen = dict[str, tuple[str, bytes | None, str]]
@@ -50,17 +51,22 @@ class Rollout:
         return self.standing.admitted.task.task_id, self.standing.admitted.index
 
     @property
+    def task(self) -> Task:
+        """What it worked on."""
+        return self.standing.admitted.task
+
+    @property
     def outcome(self) -> Outcome:
         """How it ended."""
         finished = self.standing.finished
         assert finished is not None, f"{self.rollout_id} has no outcome"
         return finished.outcome
 
-    def seen(self, store: ArtifactStore) -> Seen:
-        """Return everything the program was given."""
+    def seen(self, store: ArtifactStore, *, gate: str | None = None) -> Seen:
+        """Return everything the program was given, but for what lies below ``gate``."""
         found: Seen = {}
         for event in self.events:
-            if isinstance(event, Delivered):
+            if isinstance(event, Delivered) and not (gate and event.path.startswith(gate)):
                 value = None if event.value is None else store.get(event.value)
                 code = event.fault.code if event.fault else ""
                 found[event.path] = (self.standing.issued[event.path].verb, value, code)
