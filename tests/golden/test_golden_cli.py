@@ -31,6 +31,7 @@ HELP = {
     "help_ledger_check": ["ledger", "check", "--help"],
     "help_ledger_dead": ["ledger", "dead", "--help"],
     "help_bench_step": ["bench", "step", "--help"],
+    "help_bench_boxes": ["bench", "boxes", "--help"],
     "help_config_show": ["config", "show", "--help"],
     "help_config_check": ["config", "check", "--help"],
     "help_config_schema": ["config", "schema", "--help"],
