@@ -12,7 +12,6 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
-from hashlib import blake2b
 from pathlib import Path
 
 from stoker.errors import BoxFailed
@@ -20,12 +19,13 @@ from stoker.model.execution import Baseline
 from stoker.sandbox import cgroups, kernel, runtime
 from stoker.sandbox.ledger import BoxLedger, BoxRecord
 from stoker.sandbox.maker_client import MakerClient
+from stoker.sandbox.marks import HeldMark, mark_of
 from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.uids import UidLeases, pids_of_uid
 
 UID_BASE = 1_900_000_000
 UID_COUNT = 65_536
-_ROOT_WORK = Path("/run/stoker/boxes")
+ROOT_WORK = Path("/run/stoker/boxes")
 _GROUP_PREFIX = "stoker"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 _NAME_MAX = 80
@@ -47,7 +47,8 @@ class SandboxHost:
         self.ledger = BoxLedger(state_directory)
         self.tree, self.tree_note = cgroups.find_tree()
         self.uids = UidLeases(uid_base, uid_count) if self.root else None
-        self.mark = blake2b(os.fsencode(state_directory.resolve()), digest_size=4).hexdigest()
+        self.mark = mark_of(state_directory)
+        self._held = HeldMark(state_directory) if self.root else None
         self.alive: set[str] = set()
         """Ids of boxes that exist."""
         self._makers: list[MakerClient] = []
@@ -90,6 +91,8 @@ class SandboxHost:
         await asyncio.gather(*(self.remove(r) for r in forgotten), return_exceptions=True)
         if self.uids is not None:
             self.uids.close()
+        if self._held is not None:
+            self._held.close(everything_gone=not self.ledger.records())
         self.ledger.close()
 
     def group_name(self, box_id: str) -> str:
@@ -99,7 +102,7 @@ class SandboxHost:
     def work_directory(self, box_id: str, *, traversable: bool) -> Path:
         """Return where a box keeps its files: where a leased uid can come, or with the state."""
         if traversable:
-            return _ROOT_WORK / f"{self.mark}.{box_id}"
+            return ROOT_WORK / f"{self.mark}.{box_id}"
         return self.state_directory / "work" / box_id
 
     def baseline_digest(self, baseline: Baseline) -> str:
@@ -171,7 +174,7 @@ class SandboxHost:
         found = {r.box_id for r in self.ledger.abandoned()}
         if self.tree is not None:
             found |= {name.removeprefix(prefix) for name in self.tree.find(prefix)}
-        for folder, start in ((_ROOT_WORK, f"{self.mark}."), (self.state_directory / "work", "")):
+        for folder, start in ((ROOT_WORK, f"{self.mark}."), (self.state_directory / "work", "")):
             if folder.is_dir():
                 found |= {
                     e.name.removeprefix(start) for e in folder.iterdir() if e.name.startswith(start)

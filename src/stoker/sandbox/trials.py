@@ -25,7 +25,7 @@ from stoker.model.execution import (
     Trust,
 )
 from stoker.model.tools import LimitKind, RunRequest, RunResult
-from stoker.sandbox import kernel
+from stoker.sandbox import kernel, leftovers
 from stoker.sandbox.base import BoxOffer, Strength
 from stoker.sandbox.canary import remedy_for
 from stoker.sandbox.confined import ConfinedBackend
@@ -342,6 +342,19 @@ def host_facts(host: SandboxHost) -> tuple[HostFact, ...]:
             ok=abi > 0,
             remedy="" if abi else "a kernel from 5.13 on with lsm=landlock",
         ),
+        _left_by_the_dead(host),
+    )
+
+
+def _left_by_the_dead(host: SandboxHost) -> HostFact:
+    found = leftovers.find(host)
+    count = sum(len(leftover.boxes) for leftover in found)
+    where = f"{count} of {len(found)} dead state directories" if count else "none"
+    return HostFact(
+        name="boxes of dead workers",
+        value=where,
+        ok=not count,
+        remedy=leftovers.COMMAND if count else "",
     )
 
 

@@ -1,0 +1,70 @@
+"""Which state directories are in use on this machine: one locked file per directory.
+
+Boxes of root lie outside the state directory and bear its *mark*, a short digest of its path. The
+file of a mark holds the path; whoever makes boxes for it holds a shared lock on the file, which
+ends with the process however it ends.
+"""
+
+import contextlib
+import fcntl
+import os
+from hashlib import blake2b
+from pathlib import Path
+
+from stoker.sandbox.runtime import make_public
+
+HOSTS = Path("/run/stoker/hosts")
+
+
+def mark_of(state_directory: Path) -> str:
+    """Return the mark of a state directory."""
+    return blake2b(os.fsencode(state_directory.resolve()), digest_size=4).hexdigest()
+
+
+class HeldMark:
+    """A mark that is in use until ``close`` or the end of this process."""
+
+    def __init__(self, state_directory: Path) -> None:
+        make_public(HOSTS)
+        self._path = HOSTS / mark_of(state_directory)
+        while True:
+            self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_SH)
+            if _is_file(self._path, self._lock):
+                break
+            os.close(self._lock)  # removed between opening and locking
+        os.ftruncate(self._lock, 0)
+        os.pwrite(self._lock, os.fsencode(state_directory.resolve()), 0)
+
+    def close(self, *, everything_gone: bool) -> None:
+        """Let go; the last one that leaves nothing takes the file along."""
+        if self._lock < 0:
+            return
+        if everything_gone:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._path.unlink(missing_ok=True)
+        os.close(self._lock)
+        self._lock = -1
+
+
+def is_held(mark: str) -> bool:
+    """Whether a living process makes boxes under this mark."""
+    try:
+        lock = os.open(HOSTS / mark, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _is_file(path: Path, descriptor: int) -> bool:
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
