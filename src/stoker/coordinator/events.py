@@ -12,9 +12,8 @@ from stoker.coordinator.restoring import Restorer
 from stoker.coordinator.results import on_timeout, retry_reason, seen
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import EnvironmentLost
-from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
+from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.events import Late, Verb
-from stoker.model.ids import RolloutId
 from stoker.seams.faultpoints import declare, reach
 
 EVENT_BEFORE = declare("coordinator.event.before", "the ledger has told of an action")
@@ -46,15 +45,7 @@ class EventRouter:
             if rollout is not None:
                 self._completed(rollout, event.completion)
             elif event.rollout_id in self._flow.finished_seq:
-                self._after_outcome(event.rollout_id, event.completion)
-
-    def _after_outcome(self, rollout_id: RolloutId, completion: Completion) -> None:
-        """Settle what ended after its rollout; an environment it opened has nobody to close it."""
-        holds = completion.environment in {EnvironmentState.CLEAN, EnvironmentState.INTERRUPTED}
-        if completion.status is CompletionStatus.OK and holds:
-            self._flow.owner.opened_late(rollout_id, completion)
-        else:
-            self._flow.acknowledge_finished(rollout_id, completion)
+                self._flow.settle_after(event.rollout_id, event.completion)
 
     def replay_unrouted(self, rollout: ActiveRollout) -> None:
         """Apply completions that came before their action was known again (after a resume)."""
@@ -88,7 +79,7 @@ class EventRouter:
             return
         call = rollout.calls.get(path)
         if call is None:
-            self._flow.drop(rollout, path, (completion.action_id,))
+            self._flow.drop(rollout, path, (completion.action_id,), completion)
         elif call.action_id == completion.action_id and not _awaits(rollout, call):
             self._answer(rollout, call, completion)
 

@@ -103,7 +103,7 @@ class Flow:
         while rollout.waiting and not rollout.in_turn and not rollout.finished:
             result = rollout.waiting.popleft()
             if result.path not in rollout.calls:
-                self.drop(rollout, result.path, result.spent)
+                self.drop(rollout, result.path, result.spent, result.completion)
             elif result.truncates:
                 self.finish(
                     rollout,
@@ -131,10 +131,23 @@ class Flow:
         )
         reach(DELIVER_AFTER)
 
-    def drop(self, rollout: ActiveRollout, path: CallPath, spent: tuple[ActionId, ...]) -> None:
-        """Record and acknowledge a result that no scope waits for."""
+    def drop(
+        self,
+        rollout: ActiveRollout,
+        path: CallPath,
+        spent: tuple[ActionId, ...],
+        completion: Completion | None = None,
+    ) -> None:
+        """Record and acknowledge a result that no scope waits for; close what it opened."""
+        closes: list[Action] = []
+        environment = rollout.opened(path, completion)
+        if environment is not None:
+            environment.lost = True
+            closes.append(self.parts.factory.close(rollout, environment))
+            rollout.routes[closes[0].action_id] = path
         last = spent[-1] if spent else None
-        self._append(rollout, [Dropped(path=path, action_id=last)], acknowledges=spent)
+        dropped = Dropped(path=path, action_id=last)
+        self._append(rollout, [dropped], submits=closes, acknowledges=spent)
 
     # --- turns out ---------------------------------------------------------------------------
 
@@ -372,14 +385,15 @@ class Flow:
         rollout.finished = True
         if rollout.timeout is not None:
             rollout.timeout.cancel()
+        undelivered = [*rollout.waiting, *([rollout.current] if rollout.current else [])]
+        for result in undelivered:
+            rollout.opened(result.path, result.completion)
         closes = [
             self.parts.factory.close(rollout, environment)
             for environment in rollout.environments.values()
             if environment.holder is not None and not environment.lost
         ]
-        waiting = [action for result in rollout.waiting for action in result.spent]
-        if rollout.current is not None:
-            waiting += rollout.current.spent
+        waiting = [action for result in undelivered for action in result.spent]
         finished = Finished(
             outcome=outcome,
             at=self.parts.clock.now().wall,
@@ -406,6 +420,15 @@ class Flow:
         self.hosts.evict(rollout)
         self.finished_seq[rollout.rollout_id] = rollout.seq
         self.active.pop(rollout.rollout_id, None)
+        for completion in rollout.unrouted.values():
+            self.settle_after(rollout.rollout_id, completion)
+
+    def settle_after(self, rollout_id: RolloutId, completion: Completion) -> None:
+        """Settle what ended after its rollout; what it opened has nobody else to close it."""
+        if completion.leaves_open:
+            self.owner.opened_late(rollout_id, completion)
+        else:
+            self.acknowledge_finished(rollout_id, completion)
 
     def fail(self, rollout: ActiveRollout, fault: FaultRecord) -> None:
         """End a rollout with a fault met outside its program."""

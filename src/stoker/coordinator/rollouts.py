@@ -99,6 +99,14 @@ class ActiveRollout:
         rebuilds = (environment.restoration for environment in self.environments.values())
         return [one.running for one in rebuilds if one is not None and one.running is not None]
 
+    def opened(self, path: CallPath, completion: Completion | None) -> Environment | None:
+        """Note who holds what ``completion`` opened at ``path``; ``None``: it opened nothing."""
+        environment = self.environments.get(path)
+        if environment is None or completion is None or not completion.leaves_open:
+            return None
+        environment.holder = completion.worker_id
+        return environment
+
     def count(self, completion: Completion) -> None:
         """Count what a delivered completion cost."""
         self.attempts += completion.attempt

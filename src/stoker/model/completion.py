@@ -86,3 +86,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     def box_gone(self) -> bool:
         """Whether the environment's box did not survive the action."""
         return self.environment is EnvironmentState.LOST
+
+    @property
+    def leaves_open(self) -> bool:
+        """Whether it succeeded and its worker holds the environment now, as after an opening."""
+        held = self.environment in {EnvironmentState.CLEAN, EnvironmentState.INTERRUPTED}
+        return self.status is CompletionStatus.OK and held

@@ -1,0 +1,180 @@
+"""Openings of environments whose rollout stopped waiting: whatever the order, somebody closes them.
+
+The coordinator's flow and router run as they are; appends are kept instead of sent.
+"""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.broker.base import Append, LedgerEvent, LedgerEventKind
+from stoker.config.tree import Settings
+from stoker.coordinator.actions import ActionFactory
+from stoker.coordinator.events import EventRouter
+from stoker.coordinator.flow import Flow
+from stoker.coordinator.rollouts import ActiveRollout
+from stoker.journal.artifacts import ArtifactStore
+from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
+from stoker.model.events import Verb
+from stoker.model.ids import ActionId, CallPath, Fence, RolloutId, WorkerId
+from stoker.model.outcome import Outcome, OutcomeKind
+from stoker.model.value import canonical_bytes
+from stoker.rollout.arguments import EnvironmentArguments
+from stoker.rollout.messages import HostCall, Turn
+from support.journals import ADMITTED
+
+WORKER = WorkerId("wrk_holds")
+OPENING = HostCall(
+    path=CallPath("0"),
+    verb=Verb.ENVIRONMENT,
+    digest="d",
+    arguments=canonical_bytes(EnvironmentArguments(baseline="python", worker_class=None)),
+)
+
+
+class Anything:
+    """Stands for parts that are only told."""
+
+    def __getattr__(self, _name: str) -> Callable[..., None]:
+        return lambda *_args, **_named: None
+
+
+class Parts(Anything):
+    """What the flow is built on; keeps every append."""
+
+    def __init__(self, folder: Path) -> None:
+        self.appends: list[Append] = []
+        self.artifacts = ArtifactStore(folder)
+        self.factory = ActionFactory(Settings(), self.artifacts)
+        self.appender = self
+        self.clock = self
+        self.figures = self.log = Anything()
+        self.late: list[tuple[RolloutId, Completion]] = []
+
+    def append(self, append: Append) -> None:
+        self.appends.append(append)
+
+    def monotonic(self) -> float:
+        return 0.0
+
+    def now(self) -> Any:
+        return self
+
+    wall = boot = 0.0
+
+    def opened_late(self, rollout_id: RolloutId, completion: Completion) -> None:
+        self.late.append((rollout_id, completion))
+
+    @property
+    def closed(self) -> list[WorkerId | None]:
+        """Holders of environments that were told to close."""
+        submits = [action for append in self.appends for action in append.submits]
+        return [action.holder for action in submits if action.tool == "environment.close"]
+
+    @property
+    def acknowledged(self) -> set[ActionId]:
+        return {action_id for append in self.appends for action_id in append.acknowledges}
+
+
+class Scene:
+    """One rollout whose program has just asked for an environment."""
+
+    def __init__(self, folder: Path) -> None:
+        self.parts = Parts(folder)
+        self.flow = Flow(self.parts)  # type: ignore[arg-type]
+        self.flow.owner = self.parts
+        self.flow.hosts = self.flow.dispatcher = Anything()  # type: ignore[assignment]
+        self.router = EventRouter(self.flow)
+        self.rollout = ActiveRollout(admitted=ADMITTED, seq=0)
+        self.rollout.deadline = 60.0
+        self.flow.admit(self.rollout)
+        self.turn(calls=(OPENING,))
+        (self.opening,) = self.rollout.routes
+
+    def turn(self, **parts: Any) -> None:
+        self.flow.turned(self.rollout, Turn(rollout_id=self.rollout.rollout_id, **parts))
+
+    def withdrawn(self) -> None:
+        """The program stops waiting; a result that is on its way meets nobody."""
+        self.rollout.in_turn = True
+        self.turn(withdrawn=(OPENING.path,))
+
+    def finished(self) -> None:
+        self.flow.finish(self.rollout, Outcome(kind=OutcomeKind.TRUNCATED, reason="timeout"))
+
+    def opened(self) -> None:
+        """The ledger tells that the environment stands at its worker."""
+        self.completed(self.opening, EnvironmentState.CLEAN)
+
+    def completed(self, action_id: ActionId, environment: EnvironmentState) -> None:
+        completion = Completion(
+            action_id=action_id,
+            fence=Fence(1),
+            status=CompletionStatus.OK,
+            attempt=1,
+            worker_id=WORKER,
+            environment=environment,
+        )
+        self.router.apply(
+            LedgerEvent(
+                event_id=1,
+                kind=LedgerEventKind.COMPLETED,
+                action_id=action_id,
+                rollout_id=self.rollout.rollout_id,
+                completion=completion,
+            )
+        )
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    async def made() -> Scene:
+        return Scene(tmp_path)
+
+    return asyncio.run(made())
+
+
+def test_opened_after_the_program_stopped_waiting_is_closed_once(scene: Scene) -> None:
+    scene.withdrawn()
+    scene.opened()
+    assert scene.parts.closed == [WORKER]
+    assert scene.opening in scene.parts.acknowledged
+    (close,) = set(scene.rollout.routes) - {scene.opening}
+    scene.completed(close, EnvironmentState.NONE)
+    assert close in scene.parts.acknowledged
+    scene.finished()
+    assert scene.parts.closed == [WORKER]
+
+
+def test_opened_while_the_program_runs_and_then_withdrawn_is_closed(scene: Scene) -> None:
+    scene.rollout.in_turn = True
+    scene.opened()
+    scene.turn(withdrawn=(OPENING.path,))
+    assert scene.parts.closed == [WORKER]
+    assert scene.opening in scene.parts.acknowledged
+
+
+def test_opened_and_never_delivered_before_the_outcome_is_closed(scene: Scene) -> None:
+    scene.rollout.in_turn = True
+    scene.opened()
+    scene.finished()
+    assert scene.parts.closed == [WORKER]
+    assert scene.opening in scene.parts.acknowledged
+
+
+def test_opened_after_the_outcome_is_looked_at(scene: Scene) -> None:
+    scene.finished()
+    scene.opened()
+    assert [rollout_id for rollout_id, _ in scene.parts.late] == [scene.rollout.rollout_id]
+
+
+def test_results_nobody_knew_are_settled_with_the_outcome(scene: Scene) -> None:
+    """After a resume: a step of a rebuild that had ended before the coordinator died."""
+    scene.completed(ActionId("act_step"), EnvironmentState.NONE)
+    scene.completed(ActionId("act_open"), EnvironmentState.CLEAN)
+    scene.finished()
+    assert ActionId("act_step") in scene.parts.acknowledged
+    assert [completion.action_id for _, completion in scene.parts.late] == ["act_open"]
