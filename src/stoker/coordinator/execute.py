@@ -159,7 +159,7 @@ class _Execution:
                 log = open_log(run.logs / "coordinator.log", level=self._settings.observe.log_level)
                 self._stack.callback(log.close)
                 self._log = log
-                await start_model(inputs.model)
+                await start_model(inputs.model, self._stop.wait_stopping())
                 self._notices = inputs.model.info().notices
                 for notice in self._notices:
                     log.event("model_notice", text=notice)

@@ -1,7 +1,8 @@
 """From ``--model`` to a model."""
 
+import asyncio
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
 from stoker.config.tree import ModelSettings
@@ -40,14 +41,27 @@ def open_model(spec: str, *, base: Path, settings: ModelSettings | None = None) 
     return opener(base / rest)
 
 
-async def start_model(model: Model) -> None:
+async def start_model(model: Model, stopped: Awaitable[None] | None = None) -> None:
     """Let a model that must be reached first find out what it is; nothing to do for others.
 
     Raises:
-        ConfigInvalid: it cannot be used as configured.
+        ConfigInvalid: it cannot be used as configured, or ``stopped`` came first.
     """
-    if isinstance(model, Starting):
-        await model.start()
+    if not isinstance(model, Starting):
+        if isinstance(stopped, Coroutine):
+            stopped.close()
+        return
+    starting = asyncio.ensure_future(model.start())
+    ending = [asyncio.ensure_future(stopped)] if stopped is not None else []
+    try:
+        await asyncio.wait([starting, *ending], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            raise ConfigInvalid("stopped before the model server had answered; nothing was started")
+        starting.result()
+    finally:
+        for task in (starting, *ending):
+            task.cancel()
+        await asyncio.wait([starting, *ending])
 
 
 def _open_http(spec: str, settings: ModelSettings) -> Model:

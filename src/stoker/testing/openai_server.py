@@ -41,6 +41,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     retry_after: str = ""
 
 
+_FINE = None
+"""In the row of faults: a call that goes well."""
+
+
 class OpenAIServer:
     """The server; one event loop."""
 
@@ -62,9 +66,11 @@ class OpenAIServer:
         self._routes = Routes(self.engine, self.features, name)
         self._api_key = api_key
         self._port = port
-        self._faults: deque[Fault] = deque()
+        self._faults: deque[Fault | None] = deque()
         self._server: asyncio.Server | None = None
         self.connections: set[Connection] = set()
+        self.hanging = asyncio.Event()
+        """Set once a call hangs; ``GET /test/hanging`` waits for it."""
 
     @property
     def url(self) -> str:
@@ -95,10 +101,14 @@ class OpenAIServer:
     async def __aexit__(self, *_: object) -> None:
         await self.kill()
 
-    def fail(self, kind: Kind, count: int = 1, **fields: Any) -> None:  # noqa: ANN401 - fields of Fault
-        """Let the next ``count`` sampling calls fail so; 0 takes all faults back."""
+    def fail(self, kind: Kind, count: int = 1, skip: int = 0, **fields: Any) -> None:  # noqa: ANN401 - fields of Fault
+        """Let ``count`` sampling calls fail so, after ``skip`` that do not; 0 takes all back.
+
+        A client that tries a server out before it uses it samples one token on each route.
+        """
         if not count:
             self._faults.clear()
+        self._faults.extend([_FINE] * skip)
         self._faults.extend([Fault(kind=kind, **fields)] * count)
 
     async def _handle(self, request: Request) -> Response:
@@ -108,6 +118,9 @@ class OpenAIServer:
             raise Problem(401, "Unauthorized")
         if request.path == "/test/fail":
             self.fail(**request.json())
+            return answer({})
+        if request.path == "/test/hanging":
+            await self.hanging.wait()
             return answer({})
         fault = self._faults.popleft() if self._faults and _samples(request) else None
         if fault is None:
@@ -122,6 +135,7 @@ class OpenAIServer:
             case "refuse":
                 return Response(broken="all")
             case "hang":
+                self.hanging.set()
                 await asyncio.get_running_loop().create_future()
             case "html":
                 return Response(body=b"<html>bad gateway</html>", media="text/html")
