@@ -261,10 +261,21 @@ print(len([p for p in os.listdir("/proc") if p.isdigit()]) <= 5)
     ], result.text  # fmt: skip
 
 
+MASKED = "cat /proc/keys /proc/kallsyms /proc/kcore /proc/config.gz 2>/dev/null | head -c 100"
+
+
+@needs_root
+@pytest.mark.root
+def test_a16_proc_tells_of_the_kernel_where_it_is_not_masked(tmp_path: Path) -> None:
+    def unmasked(backend: Weakened) -> None:
+        backend.defences.proc_masks = False
+
+    assert len(ran(tmp_path, "sh", "-c", MASKED, weaken=unmasked).stdout.kept) == 100
+
+
 @pytest.mark.parametrize("rung", BOXED)
 def test_a16_masked_proc_files_say_nothing(tmp_path: Path, rung: Rung) -> None:
-    script = "cat /proc/keys /proc/kallsyms /proc/kcore /proc/config.gz 2>/dev/null | head -c 100"
-    assert attacked(tmp_path, rung, "sh", "-c", script).run.result.stdout.kept == b""
+    assert attacked(tmp_path, rung, "sh", "-c", MASKED).run.result.stdout.kept == b""
 
 
 CONNECT = """

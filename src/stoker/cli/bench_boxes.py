@@ -240,11 +240,11 @@ async def _expect(
     assert result.timed_out is (limit is None), result.text
 
 
-async def _at_work(backend: LocalBackend) -> list["asyncio.Task[RunResult]"]:
+async def _at_work(backend: LocalBackend, count: int) -> list["asyncio.Task[RunResult]"]:
     """Make many boxes with a stubborn program in each; return once all run."""
     script = "echo x > started; trap '' TERM; (setsid sleep 1000 &); sleep 1000"
     boxes = await asyncio.gather(
-        *(backend.create(f"bench_{n}", Baseline(), _policy(backend)) for n in range(_TOGETHER))
+        *(backend.create(f"bench_{n}", Baseline(), _policy(backend)) for n in range(count))
     )
     runs = [asyncio.ensure_future(_ran(b, ("sh", "-c", script), 600.0)) for b in boxes]
     for box in boxes:
@@ -254,7 +254,7 @@ async def _at_work(backend: LocalBackend) -> list["asyncio.Task[RunResult]"]:
 
 
 async def _torn_down(backend: LocalBackend) -> float:
-    runs = await _at_work(backend)
+    runs = await _at_work(backend, _TOGETHER)
     seconds = await _timed(backend.close()) / 1000
     await asyncio.gather(*runs, return_exceptions=True)
     return seconds
@@ -266,7 +266,7 @@ async def _torn_down(backend: LocalBackend) -> float:
 def _swept(state: Path, rung: Rung) -> float:
     """Kill a process that holds many boxes at work; return the seconds of the next one's sweep."""
     holder = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        [sys.executable, "-m", "stoker.cli.bench_boxes", str(state), str(rung)],
+        [sys.executable, "-m", "stoker.cli.bench_boxes", str(state), str(rung), str(_TOGETHER)],
         stdout=subprocess.PIPE,
     )
     assert holder.stdout is not None
@@ -289,10 +289,10 @@ async def _sweep(state: Path) -> float:
     return seconds
 
 
-async def _hold(state: Path, rung: Rung) -> None:
+async def _hold(state: Path, rung: Rung, count: int) -> None:
     async with SandboxHost.open(state) as host:
         backend = ProcessBackend(host) if rung is Rung.PROCESS else NamespaceBackend(host)
-        runs = await _at_work(backend)
+        runs = await _at_work(backend, count)
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         await asyncio.wait(runs)
@@ -316,4 +316,4 @@ def _figure(values: Sequence[float], unit: str, target: float | None, against: s
 
 
 if __name__ == "__main__":
-    asyncio.run(_hold(Path(sys.argv[1]), Rung(sys.argv[2])))
+    asyncio.run(_hold(Path(sys.argv[1]), Rung(sys.argv[2]), int(sys.argv[3])))
