@@ -37,7 +37,10 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     ],
     tasks: Annotated[Path, typer.Option("--tasks", metavar="FILE", help="JSON lines.")],
     model: Annotated[
-        str, typer.Option("--model", metavar="SPEC", help="scripted:FILE or sim:PROFILE.")
+        str,
+        typer.Option(
+            "--model", metavar="SPEC", help="scripted:FILE, sim:PROFILE or http://HOST:PORT[,…]."
+        ),
     ],
     config: ConfigOption = None,
     sets: SetOption = None,
