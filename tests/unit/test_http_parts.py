@@ -1,5 +1,6 @@
 """The pure parts: bridges, metrics pages, versions, messages, answers."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -11,9 +12,17 @@ from stoker.inference.http import answers, bodies
 from stoker.inference.http.answers import WeightSpan
 from stoker.inference.http.link import retry_after
 from stoker.inference.http.metrics import read_page
-from stoker.inference.http.rendering import bridge
+from stoker.inference.http.rendering import Renderer, bridge
 from stoker.inference.http.weights import gapless, policy_version, spans
-from stoker.model.generation import FinishReason, Message, Role, ToolCall, VersionSpan
+from stoker.model.generation import (
+    FinishReason,
+    Message,
+    Role,
+    ToolCall,
+    VersionSpan,
+    pack_tokens,
+)
+from support.inference import request
 
 END, LINE = 100, 10  # as ChatML: the model samples the end, the template adds a line feed
 ids = st.lists(st.integers(0, 9), max_size=8)
@@ -33,6 +42,58 @@ def test_c4_a_bridge_never_touches_what_is_known(
 def test_a_bridge_exists_only_where_the_history_grew(before: list[int], whole: list[int]) -> None:
     found = bridge([1, END], before, whole, (END,))
     assert (found is None) == (whole[: len(before)] != before)
+
+
+START, LINE_FEED = 1000, 1001
+ROLES = {"user": 1, "assistant": 2, "tool": 3}
+
+
+class ChatMl:
+    """A server that renders ChatML word by word: a start, the role, the words, an end."""
+
+    replica, url = 0, "http://chatml"
+
+    def __init__(self, *, closes: bool) -> None:
+        self._closes = closes
+
+    async def post(self, path: str, body: Any) -> Any:
+        assert path == "/tokenize"
+        found: list[int] = []
+        for message in body["messages"]:
+            words = [ord(letter) for letter in message["content"]]
+            found += [START, ROLES[message["role"]], LINE_FEED, *words, END, LINE_FEED]
+        if body["add_generation_prompt"] or not self._closes:
+            found += [START, ROLES["assistant"], LINE_FEED]
+        return {"tokens": found}
+
+
+@pytest.mark.parametrize("closes", [True, False], ids=["vllm", "sglang"])
+@pytest.mark.parametrize("ended", [True, False])
+def test_c4_chatml_is_continued_whichever_way_a_server_renders(
+    *, closes: bool, ended: bool
+) -> None:
+    renderer = Renderer(ChatMl(closes=closes), "m")  # type: ignore[arg-type]
+    prompt = [START, 1, LINE_FEED, ord("q"), END, LINE_FEED, START, 2, LINE_FEED]
+    sampled = [7001, 7002, *([END] if ended else [])]  # ids that no rendering has
+    history = (
+        Message(role=Role.USER, content="q"),
+        Message(role=Role.ASSISTANT, content="hi"),
+        Message(role=Role.TOOL, content="t"),
+    )
+    known = prompt + sampled
+
+    async def main() -> tuple[Any, bool]:
+        await renderer.learn()
+        asked = request(messages=history, prompt_ids=pack_tokens(known))
+        found = await renderer.continued(asked)
+        assert found is not None
+        whole = request(messages=history, prompt_ids=pack_tokens(found.tolist()))
+        return found, renderer.is_whole(whole)
+
+    found, whole = asyncio.run(main())
+    suffix = [LINE_FEED, START, 3, LINE_FEED, ord("t"), END, LINE_FEED, START, 2, LINE_FEED]
+    assert found.tolist() == [*known, *([] if ended else [END]), *suffix]
+    assert whole
 
 
 PAGE = """\

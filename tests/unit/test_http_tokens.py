@@ -54,6 +54,14 @@ def test_c4_turn_two_shows_exactly_the_sampled_ids(flavour: Any, api: str) -> No
         assert count == len(unpack_logprobs(said.logprobs)) == said.spans[-1].end
 
 
+def test_c4_ids_under_sglangs_first_names_are_as_exact() -> None:
+    features = Features(flavour="sglang", early_sglang=True)
+    one, two, _ = asyncio.run(two_turns(features))
+    assert one.token_count == len(unpack_logprobs(one.logprobs)) == 6
+    assert two.prompt_ids.startswith(one.prompt_ids + one.token_ids)
+    assert not two.rerendered
+
+
 @ID_FLAVOURS
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_c4_a_turn_that_was_cut_is_ended_by_the_bridge(flavour: Any, cut: int) -> None:

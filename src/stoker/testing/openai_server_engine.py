@@ -52,6 +52,8 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     """Started with priority scheduling."""
     strict: bool = False
     """Unknown fields are refused, as OpenAI's own server does."""
+    early_sglang: bool = False
+    """Before ``return_token_ids``: ids come under SGLang's first names for them."""
     context_max: int = 1_000_000
 
 

@@ -140,7 +140,9 @@ class Routes:
         if "messages" not in body:
             raise Problem(400, "this server renders messages only")
         messages, tools = self._history(body)
-        ids = rendered(messages, tools, open_turn=body.get("add_generation_prompt", True))
+        # SGLang's renderings always open the model's turn.
+        closed = self._features.flavour == "vllm" and not body.get("add_generation_prompt", True)
+        ids = rendered(messages, tools, open_turn=not closed)
         tokens = ids.tolist()
         return answer({"tokens": tokens, "count": len(tokens), "max_model_len": self._context_max})
 
@@ -285,9 +287,24 @@ class Routes:
         whole: Body = {"object": "chat.completion", "choices": [choice], **self._usage(call)}
         if body.get("return_token_ids") and self._features.token_ids:
             whole["prompt_token_ids"] = call.prompt
+        if self._features.early_sglang:
+            self._as_early_sglang(body, whole, call)
         if self._features.flavour == "sglang":
             whole["metadata"] = {"weight_version": self._engine.weight_version}
         return whole
+
+    def _as_early_sglang(self, body: Body, whole: Body, call: EngineCall) -> None:
+        choice = whole["choices"][0]
+        whole.pop("prompt_token_ids", None)
+        choice.pop("token_ids", None)
+        if body.get("return_prompt_token_ids"):
+            choice["prompt_token_ids"] = call.prompt
+        if body.get("return_meta_info"):
+            values = _logprobs(array("i", call.tokens), body)
+            pairs = zip(values, call.tokens, strict=True)
+            choice["meta_info"] = {
+                "output_token_logprobs": [[value, token, None] for value, token in pairs]
+            }
 
     def _choice(self, body: Body, call: EngineCall, sampled: Sampled) -> Body:
         choice: Body = {

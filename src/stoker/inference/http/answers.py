@@ -62,16 +62,20 @@ def read_chat(answer: Any) -> Answered:  # noqa: ANN401 - JSON
         if thought:
             text = f"<think>{thought}</think>{text}"
         content = (choice.get("logprobs") or {}).get("content")
+        ids, logprobs = _pairs(choice.get("meta_info") or {})
+        if ids is None or choice.get("token_ids") is not None:
+            ids = _ints(choice.get("token_ids"))
+            logprobs = _floats(entry["logprob"] for entry in content) if content else None
         return _checked(
             Answered(
                 text=text,
                 finish_reason=_reason(choice.get("finish_reason")),
                 calls=tuple(message.get("tool_calls") or ()),
                 prompt_ids=_ints(answer.get("prompt_token_ids", choice.get("prompt_token_ids"))),
-                token_ids=_ints(choice.get("token_ids")),
-                logprobs=_floats(entry["logprob"] for entry in content) if content else None,
+                token_ids=ids,
+                logprobs=logprobs,
                 token_texts=tuple(entry.get("token", "") for entry in content or ()),
-                weights=_weights(choice, answer.get("metadata") or {}),
+                weights=_weights(choice, answer.get("metadata") or choice.get("meta_info") or {}),
                 prompt_tokens=_used(answer, "prompt_tokens"),
                 sampled_tokens=_used(answer, "completion_tokens"),
             )
@@ -107,14 +111,13 @@ def read_generate(answer: Any) -> Answered:  # noqa: ANN401 - JSON
     """Read an answer of SGLang's ``/generate``; raises as ``read_chat``."""
     try:
         meta = answer["meta_info"]
-        pairs = meta.get("output_token_logprobs")
-        ids = _ints(pair[1] for pair in pairs) if pairs is not None else None
+        ids, logprobs = _pairs(meta)
         return _checked(
             Answered(
                 text=answer["text"],
                 finish_reason=_reason((meta.get("finish_reason") or {}).get("type")),
                 token_ids=ids if ids is not None else _ints(answer.get("output_ids")),
-                logprobs=_floats(pair[0] for pair in pairs) if pairs is not None else None,
+                logprobs=logprobs,
                 weights=_weights(meta, meta),
                 prompt_tokens=int(meta.get("prompt_tokens") or 0),
                 sampled_tokens=int(meta.get("completion_tokens") or 0),
@@ -122,6 +125,16 @@ def read_generate(answer: Any) -> Answered:  # noqa: ANN401 - JSON
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise _unreadable("/generate", answer, error) from error
+
+
+def _pairs(
+    meta: dict[str, Any],
+) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+    """Return ids and log-probabilities as SGLang pairs them."""
+    pairs = meta.get("output_token_logprobs")
+    if pairs is None:
+        return None, None
+    return _ints(pair[1] for pair in pairs), _floats(pair[0] for pair in pairs)
 
 
 def _checked(answered: Answered) -> Answered:

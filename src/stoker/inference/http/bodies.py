@@ -24,7 +24,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Ask for exact ids."""
     logprobs: bool = True
     priority: bool = False
-    seed: bool = True
+    sglang: bool = False
+    """SGLang's names for the same, too."""
 
 
 def chat(
@@ -98,10 +99,11 @@ def tools(offered: tuple[ToolSpec, ...]) -> list[Body]:
 
 def _common(request: GenerateRequest, terms: Terms) -> Body:
     body: Body = {"model": terms.name, **_sampling(request.sampling)}
-    if terms.seed:
-        body["seed"] = request.seed
+    body["seed"] = request.seed
     if terms.token_ids:
         body["return_token_ids"] = True
+        if terms.sglang:  # its versions before July 2026
+            body |= {"return_prompt_token_ids": True, "return_meta_info": True}
     if terms.priority:
         body["priority"] = request.priority
     return body

@@ -15,7 +15,8 @@ from stoker.inference.http.link import ServerLink
 from stoker.inference.http.replica import Replica
 
 Mode = Literal["wait", "keep"]
-_SGLANG_MODES = {"keep": "in_place"}
+_SGLANG_MODES = {"keep": "retract"}
+"""``in_place`` would keep the KV cache of the old weights, which then cannot be flushed."""
 
 
 async def pause(replicas: Sequence[Replica], mode: Mode) -> None:

@@ -214,7 +214,9 @@ async def _try_chat(link: ServerLink, offer: Offer, settings: ModelSettings) -> 
     trials = [(True, wanted), (False, wanted), (True, False), (False, False)]
     refused: ModelRefused | None = None
     for ids, logprobs in dict.fromkeys(trials):
-        terms = bodies.Terms(name=offer.name, token_ids=ids, logprobs=logprobs)
+        terms = bodies.Terms(
+            name=offer.name, token_ids=ids, logprobs=logprobs, sglang=offer.flavour == "sglang"
+        )
         body = bodies.chat(_TRIAL, terms, tokens_max=1, tool_choice=None)
         try:
             answer = answers.read_chat(await link.post("/v1/chat/completions", body))

@@ -1,12 +1,16 @@
 """Prompts as exact ids: a history is continued by what was sampled, never by tokenising it again.
 
 The server's own template renders (``/tokenize`` with messages). A grown history is the known ids
-plus the *bridge*: what the template puts after the model's last turn. It is the difference between
-the whole history and its known part as the template renders them, and there is one only where the
-first begins with the second. Templates that drop earlier thinking have none there: such a history
-is rendered anew and begins a new segment.
+plus the *bridge*: what the template puts after the model's last turn. Where a server renders a
+history without opening the next turn (vLLM), it is the difference between the whole history and
+its known part. Where every rendering opens a turn (SGLang), it is what two renderings have in
+common at their end that differ in the model's last turn only.
+
+There is a bridge only where the template still shows the past as it did. Templates that drop
+earlier thinking do not: such a history is rendered anew and begins a new segment.
 """
 
+import re
 from array import array
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +23,8 @@ from stoker.inference.http.link import ServerLink
 from stoker.model.generation import GenerateRequest, Message, Role, ToolSpec
 
 _OPENING = Message(role=Role.USER, content="a")
+_ANSWERS = tuple(Message(role=Role.ASSISTANT, content=text) for text in ("a", "b"))
+_THOUGHT = re.compile(r".*</think>\s*", re.DOTALL)
 
 
 class Template(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +34,8 @@ class Template(msgspec.Struct, frozen=True, kw_only=True):
     """Opens the model's turn; a prompt that ends so is whole."""
     turn_end: tuple[int, ...]
     """Ends it; the model samples some of it itself, usually the first id."""
+    closes: bool
+    """Histories can be rendered without opening the next turn."""
 
 
 class Renderer:
@@ -40,22 +48,45 @@ class Renderer:
         """``None`` until learned, and where it cannot be."""
 
     async def learn(self) -> None:
-        """Learn the template's turn marks from two tiny histories; without them nothing is bridged.
+        """Learn the template's turn marks from tiny histories; without them nothing is bridged.
 
         Raises:
             ModelUnavailable: the server did not answer.
         """
-        answers = [Message(role=Role.ASSISTANT, content=text) for text in ("a", "b")]
         try:
             closed = await self.ids((_OPENING,), (), open_turn=False)
             opened = await self.ids((_OPENING,), (), open_turn=True)
-            one = await self.ids((_OPENING, answers[0]), (), open_turn=False)
-            two = await self.ids((_OPENING, answers[1]), (), open_turn=False)
+            if closed != opened:
+                self.template = await self._learn_closing(closed, opened)
+            else:
+                self.template = await self._learn_opening(opened)
         except ModelRefused:
             return
-        end = _common_tail(one, two)
-        if end and one != two and opened[: len(closed)] == closed and len(opened) > len(closed):
-            self.template = Template(turn_open=tuple(opened[len(closed) :]), turn_end=tuple(end))
+
+    async def _learn_closing(self, closed: list[int], opened: list[int]) -> Template | None:
+        one, two = [await self.ids((_OPENING, answer), (), open_turn=False) for answer in _ANSWERS]
+        end = common_tail(one, two)
+        if not end or one == two or opened[: len(closed)] != closed:
+            return None
+        return Template(turn_open=tuple(opened[len(closed) :]), turn_end=tuple(end), closes=True)
+
+    async def _learn_opening(self, opened: list[int]) -> Template | None:
+        """Tell the ends of turns apart from what follows them: a user's turn, or the model's."""
+        one, two = [
+            await self.ids((_OPENING, answer, _OPENING), (), open_turn=True) for answer in _ANSWERS
+        ]
+        other = await self.ids((Message(role=Role.USER, content="b"),), (), open_turn=True)
+        after_model, after_user = common_tail(one, two), common_tail(opened, other)
+        count = 0
+        while count < min(len(after_model), len(after_user)):
+            if after_model[count] != after_user[count]:
+                break
+            count += 1
+        if one == two or not count or count == len(after_user):
+            return None
+        return Template(
+            turn_open=tuple(after_user[count:]), turn_end=tuple(after_user[:count]), closes=False
+        )
 
     async def ids(
         self, history: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, open_turn: bool
@@ -78,9 +109,10 @@ class Renderer:
         """Whether the known ids are the whole prompt already."""
         if request.known_messages:
             return request.known_messages >= len(request.messages)
-        opening = self.template.turn_open if self.template is not None else ()
-        known = array("i", request.prompt_ids)
-        return not _answered_messages(request) or tuple(known[-len(opening) :]) == opening
+        if not _answered_messages(request) or self.template is None:
+            return not _answered_messages(request)
+        opening = self.template.turn_open
+        return tuple(array("i", request.prompt_ids)[-len(opening) :]) == opening
 
     async def continued(self, request: GenerateRequest) -> "array[int] | None":
         """Return the known ids and what follows them; ``None`` where the history did not only grow.
@@ -95,12 +127,37 @@ class Renderer:
             return None
         covered = request.known_messages or _answered_messages(request)
         try:
-            before = await self.ids(request.messages[:covered], request.tools, open_turn=False)
             whole = await self.ids(request.messages, request.tools, open_turn=True)
+            if self.template.closes:
+                before = await self.ids(request.messages[:covered], request.tools, open_turn=False)
+                suffix = bridge(known, before, whole, self.template.turn_end)
+            else:
+                suffix = await self._common_suffix(request, covered, whole, self.template)
         except ModelRefused:
             return None
-        suffix = bridge(known, before, whole, self.template.turn_end)
         return known + array("i", suffix) if suffix is not None else None
+
+    async def _common_suffix(
+        self, request: GenerateRequest, covered: int, whole: list[int], template: Template
+    ) -> list[int] | None:
+        """Return the bridge by renderings that all open a turn; see the module."""
+        asked, answer = request.messages[: covered - 1], request.messages[covered - 1]
+        more = request.messages[covered:]
+        prompt = await self.ids(asked, request.tools, open_turn=True)
+        if whole[: len(prompt)] != prompt:
+            return None
+        if answer.content != (said := _THOUGHT.sub("", answer.content)):
+            bare = msgspec.structs.replace(answer, content=said)
+            if whole == await self.ids((*asked, bare, *more), request.tools, open_turn=True):
+                return None  # what the model thought is not shown to it again
+        one, two = [
+            await self.ids((*asked, other, *more), request.tools, open_turn=True)
+            for other in _ANSWERS
+        ]
+        tail = common_tail(one, two)
+        if one == two or whole[len(whole) - len(tail) :] != tail:
+            return None
+        return unsampled(array("i", request.prompt_ids), tail, template.turn_end)
 
 
 def bridge(
@@ -113,12 +170,17 @@ def bridge(
     """
     if list(whole[: len(before)]) != list(before):
         return None
+    return unsampled(known, [*turn_end, *whole[len(before) :]], turn_end)
+
+
+def unsampled(known: Sequence[int], tail: list[int], turn_end: tuple[int, ...]) -> list[int]:
+    """Return ``tail``, which begins with a turn's end, without what ``known`` ends with of it."""
     sampled = next(
         count
         for count in range(len(turn_end), -1, -1)
         if tuple(known[len(known) - count :]) == turn_end[:count]
     )
-    return [*turn_end[sampled:], *whole[len(before) :]]
+    return tail[sampled:]
 
 
 def _answered_messages(request: GenerateRequest) -> int:
@@ -127,7 +189,8 @@ def _answered_messages(request: GenerateRequest) -> int:
     return turns[-1] if turns else 0
 
 
-def _common_tail(one: list[int], two: list[int]) -> list[int]:
+def common_tail(one: list[int], two: list[int]) -> list[int]:
+    """Return what both end with."""
     count = 0
     while count < min(len(one), len(two)) and one[-1 - count] == two[-1 - count]:
         count += 1

@@ -186,6 +186,7 @@ class Replica:
             token_ids=self.offer.token_ids,
             logprobs=self.offer.logprobs,
             priority=self._settings.priority,
+            sglang=self.offer.flavour == "sglang",
         )
 
     async def _post(self, path: str, body: bodies.Body, rid: str) -> Any:  # noqa: ANN401 - JSON

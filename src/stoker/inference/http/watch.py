@@ -1,8 +1,8 @@
 """Looking at a server now and then: its metrics, its weights, and whether it is paused.
 
 A paused server takes calls and answers none. vLLM says so where its development routes are on;
-elsewhere it is inferred: calls of ours are in flight, and in two looks in a row nothing runs and
-nothing waits. A server that cannot be reached is not paused: its calls fail, and the lane rests it.
+elsewhere it is inferred: calls of ours are in flight, and in two looks in a row nothing runs. A
+server that cannot be reached is not paused: its calls fail, and the lane rests it.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ class Watch:
 
     def _seems_paused(self, load: ServerLoad, flying: int) -> bool:
         silent = self._replica.offer.metrics and min(flying, self._in_flight()) > 0
-        if silent and load.running == 0 and load.waiting == 0:
+        if silent and load.running == 0:
             self._silent_looks += 1
         else:
             self._silent_looks = 0
