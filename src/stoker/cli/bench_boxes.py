@@ -139,9 +139,8 @@ async def _round(place: Path) -> tuple[_Round, Rung]:
         boxed: LocalBackend = namespace
         if not (await namespace.offer()).available:
             boxed = ProcessBackend(host)
-        made.launcher = await _bare_launcher(host)
         made.process = await _actions(ProcessBackend(host), ("true",))
-        made.cold = await _actions(boxed, ("true",))
+        await _cold_beside_launcher(boxed, made)
         made.python = await _actions(boxed, ("python", "-c", "pass"))
         for _ in range(_COLD_RUNS):
             made.create.append(await _timed(boxed.create("bench", Baseline(), _policy(boxed))))
@@ -184,8 +183,25 @@ async def _actions(backend: LocalBackend, argv: tuple[str, ...]) -> list[float]:
     return times
 
 
-async def _bare_launcher(host: SandboxHost) -> list[float]:
-    """Return the time of the launcher alone, started by hand with the same namespaces."""
+async def _cold_beside_launcher(backend: LocalBackend, made: _Round) -> None:
+    """Time an action and the bare launcher in turn, so that both meet the same load."""
+    box = await backend.create("bench", Baseline(), _policy(backend))
+    argv = _bare_launcher(backend.host)
+    for _ in range(_COLD_RUNS):
+        made.cold.append(await _timed(_ran(box, ("true",), _PATIENCE_SECONDS)))
+        if argv:
+            made.launcher.append(await asyncio.to_thread(_by_hand, argv))
+    await box.destroy()
+
+
+def _by_hand(argv: list[str]) -> float:
+    began = _clock.monotonic()
+    subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)  # noqa: S603 - the launcher of our runtime directory
+    return (_clock.monotonic() - began) * 1000
+
+
+def _bare_launcher(host: SandboxHost) -> list[str]:
+    """Return the launcher alone, with the same namespaces; empty where it cannot be run."""
     if host.runtime.launcher is None:
         return []
     argv = [
@@ -197,14 +213,9 @@ async def _bare_launcher(host: SandboxHost) -> list[float]:
         kind = ("--symlink", str(folder.readlink())) if folder.is_symlink() else _shown(folder)
         argv += [*kind, str(folder)]
     argv.append("true")
-
-    def once() -> float:
-        began = _clock.monotonic()
-        subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True)  # noqa: S603 - the launcher of our runtime directory
-        return (_clock.monotonic() - began) * 1000
-
     with contextlib.suppress(subprocess.CalledProcessError):
-        return [await asyncio.to_thread(once) for _ in range(_COLD_RUNS)]
+        _by_hand(argv)
+        return argv
     return []
 
 
