@@ -222,6 +222,29 @@ def test_c3_a_server_without_a_tool_parser_shows_the_tools_and_we_read() -> None
     assert 261 in server.engine.calls[-2].prompt  # the tools are in the prompt
 
 
+def test_c3_calls_marked_by_special_tokens_are_read_from_the_tokens() -> None:
+    async def main() -> Generation:
+        async with serving(CALL, odd_ids=True) as (_, model):  # type: ignore[arg-type]
+            link = model.replicas[0].link
+            honest = link.post
+
+            async def without_specials(path: str, body: object, request_id: str = "") -> Any:
+                answer = await honest(path, body, request_id)
+                if path == "/v1/completions":
+                    choice = answer["choices"][0]
+                    for mark in ("<tool_call>", "</tool_call>"):
+                        choice["text"] = choice["text"].replace(mark, "")
+                return answer
+
+            link.post = without_specials  # type: ignore[method-assign]
+            one = await model.generate(0, request(messages=opening(), tools=(RUN_PYTHON,)))
+            return await model.generate(0, grown(one, MORE, tools=(RUN_PYTHON,)))
+
+    said = asyncio.run(main())
+    assert "<tool_call>" not in said.text
+    assert [(c.name, c.arguments) for c in said.tool_calls] == [("run_python", {"code": "1"})]
+
+
 @pytest.mark.parametrize("arguments", ["{oops", "[1]", '{"wrong": 1}', ""])
 @pytest.mark.parametrize("api", ["auto", "chat"])
 def test_c3_what_the_model_wrote_wrongly_is_shown_to_it_again(arguments: str, api: str) -> None:

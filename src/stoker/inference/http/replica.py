@@ -259,11 +259,13 @@ class Replica:
     def _tool_calls(self, request: GenerateRequest, answered: Answered) -> tuple[ToolCall, ...]:
         if not request.tools:
             return ()
+        # Servers leave special tokens out of the text; where calls are marked by such, the single
+        # tokens still show them.
+        raw = parse_tool_calls("".join(answered.token_texts), request.tools)
         if not answered.calls:
-            return parse_tool_calls(answered.text, request.tools)
+            return parse_tool_calls(answered.text, request.tools) or raw
         calls = parse_tool_calls(answered.calls, request.tools)
         if self._reading.server is None:
-            raw = parse_tool_calls("".join(answered.token_texts), request.tools)
             ours, theirs = ([call.name for call in found] for found in (raw, calls))
             self._reading.server = ours != theirs
         return calls
