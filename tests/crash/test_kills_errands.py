@@ -63,13 +63,16 @@ def open_folder(folder: Path) -> Path:
 
 
 def errand_rig(folder: Path, outside: Path, count: int) -> dict[str, Any]:
+    boxed = errands.namespaces_work()
     return {
         "program": errands.PROGRAM,
         "model": errands.MODEL,
-        "tasks": errands.tasks(count, outside / "tools.log", boxed_every=10, gate=folder / "gate"),
+        "tasks": errands.tasks(
+            count, outside / "tools.log", boxed_every=10 if boxed else 0, gate=folder / "gate"
+        ),
         "log": outside / "tools.log",
         "settings": merged(
-            errands.boxed_class(outside),
+            errands.boxed_class(outside) if boxed else {},
             {"workers": {"count": 2}, "admission": {"active_start": 64}},
         ),
     }

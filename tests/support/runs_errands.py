@@ -5,8 +5,16 @@ scores depends on the run's seed alone, so that a run that was killed can be com
 was not.
 """
 
+import asyncio
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+from stoker.errors import IsolationUnavailable
+from stoker.model.execution import ExecutionPolicy, Isolation
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.select import choose_backend
 
 PROGRAM = '''
 import hashlib
@@ -98,6 +106,23 @@ def tasks(
             data["gate"] = str(gate)
         found.append({"task_id": f"t{number:03}", "data": data})
     return found
+
+
+@cache
+def namespaces_work() -> bool:
+    """Whether this host can make namespace boxes; where not, runs do without the boxed calls."""
+
+    async def tried() -> bool:
+        policy = ExecutionPolicy(isolation=Isolation.NAMESPACE, accept_shared_kernel=True)
+        with tempfile.TemporaryDirectory() as state:
+            async with SandboxHost.open(Path(state)) as host:
+                try:
+                    await (await choose_backend(policy, host)).close()
+                except IsolationUnavailable:
+                    return False
+                return True
+
+    return asyncio.run(tried())
 
 
 def boxed_class(folder: Path) -> dict[str, Any]:
