@@ -42,6 +42,7 @@ async def talk(ctx, task):
 TRIALS = 2
 """Calls with which the client tries a server out: a chat, and a prompt of ids."""
 Serve = Callable[..., str]
+ROLLOUTS = 24
 
 
 @pytest.fixture
@@ -65,6 +66,7 @@ def serve(place: Path) -> Iterator[Serve]:
         assert ready, "the test server did not start"
         return running.stdout.readline().strip()
 
+    start.started = started  # type: ignore[attr-defined]
     yield start
     for running in started:
         running.kill()
@@ -142,6 +144,28 @@ def test_c1_servers_that_fail_for_good_give_no_reward(place: Path, serve: Serve)
         assert row["outcome"]["reward"] is None
 
 
+def test_two_servers_and_one_killed_under_load_loses_nothing(place: Path, serve: Serve) -> None:
+    lines = [json.dumps({"task_id": str(n), "data": {"prompt": "hi"}}) for n in range(ROLLOUTS)]
+    (place / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+    doomed, other = (serve("--token-seconds", "0.02") for _ in range(2))
+    more = ["--set", "model.window=4", "--set", "lane.retry_delay=50ms", "--json"]
+    running = subprocess.Popen(
+        [STOKER, *arguments(f"{doomed},{other}", *more)], cwd=place, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait(f"{doomed}/test/busy")
+        serve.started[0].kill()  # type: ignore[attr-defined]
+        out, errors = running.communicate(timeout=SECONDS_MAX)
+    finally:
+        running.kill()
+        running.communicate(timeout=SECONDS_MAX)
+    assert running.returncode == 0, errors
+    snapshot = json.loads(out)["snapshot"]
+    assert snapshot["outcomes"] == {"completed": ROLLOUTS}
+    assert snapshot["reward_mean"] == 1.0
+
+
 def test_b4_a_run_goes_on_with_a_server_at_another_address(place: Path, serve: Serve) -> None:
     url = serve()
     fail(url, kind="hang", count=10_000, skip=TRIALS)
@@ -150,7 +174,7 @@ def test_b4_a_run_goes_on_with_a_server_at_another_address(place: Path, serve: S
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
-        wait_for_calls(url)
+        wait(f"{url}/test/hanging")
         running.send_signal(signal.SIGTERM)
         _, errors = running.communicate(timeout=SECONDS_MAX)
     finally:
@@ -175,7 +199,7 @@ def test_a_stop_while_the_server_is_tried_out_starts_no_run(place: Path, serve: 
         text=True,
     )  # fmt: skip
     try:
-        wait_for_calls(url)
+        wait(f"{url}/test/hanging")
         running.send_signal(signal.SIGTERM)
         _, errors = running.communicate(timeout=SECONDS_MAX)
     finally:
@@ -192,8 +216,8 @@ def fail(url: str, **fault: object) -> None:
         pass
 
 
-def wait_for_calls(url: str) -> None:
-    with urlopen(f"{url}/test/hanging", timeout=SECONDS_MAX) as answer:
+def wait(url: str) -> None:
+    with urlopen(url, timeout=SECONDS_MAX) as answer:
         assert answer.status == 200
 
 

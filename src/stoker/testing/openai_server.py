@@ -122,6 +122,9 @@ class OpenAIServer:
         if request.path == "/test/hanging":
             await self.hanging.wait()
             return answer({})
+        if request.path == "/test/busy":  # waits until two calls are in flight at once
+            await self.engine.until_in_flight(2)
+            return answer({})
         fault = self._faults.popleft() if self._faults and _samples(request) else None
         if fault is None:
             return await self._routes.handle(request)
