@@ -142,6 +142,37 @@ def test_a_pause_is_seen_by_the_watch_itself() -> None:
     asyncio.run(main())
 
 
+def test_c2_a_pause_that_aborts_calls_is_seen_with_the_first_of_them() -> None:
+    async def main() -> tuple[str, int]:
+        async with serving("0123", settings=NEVER) as (server, model):
+            lane = lane_over(model)
+            paused = asyncio.Event()
+
+            def hold() -> None:
+                lane.pause()
+                paused.set()
+
+            model.watch_pauses(hold, lane.resume)
+            replica = model.replicas[0]
+            honest = replica.link.post
+
+            async def aborting(path: str, body: object, request_id: str = "") -> Any:
+                replica.link.post = honest  # type: ignore[method-assign]
+                answer = await honest(path, body, request_id)
+                answer["choices"][0]["finish_reason"] = "abort"
+                server.engine.pause()
+                return answer
+
+            replica.link.post = aborting  # type: ignore[method-assign]
+            call = asyncio.create_task(lane.generate(request(), (0,)))
+            await paused.wait()  # long before the next regular look
+            server.engine.resume()
+            await model.look()
+            return (await call).text, lane.totals().retries
+
+    assert asyncio.run(main()) == ("0123", 1)
+
+
 @pytest.mark.parametrize("flavour", ["vllm", "sglang"])
 def test_c5_a_weight_update_in_the_middle_of_a_run_is_in_the_spans(flavour: Any) -> None:
     async def main() -> tuple[list[Generation], list[str]]:
@@ -150,10 +181,16 @@ def test_c5_a_weight_update_in_the_middle_of_a_run_is_in_the_spans(flavour: Any)
             lane = lane_over(model)
             one = await lane.generate(request("rol_a"), (0,))
             seen: list[bool] = []
-            model.watch_pauses(
-                lambda: seen.append(True) or lane.pause(),  # type: ignore[func-returns-value]
-                lambda: seen.append(False) or lane.resume(),  # type: ignore[func-returns-value]
-            )
+
+            def hold() -> None:
+                seen.append(True)
+                lane.pause()
+
+            def release() -> None:
+                seen.append(False)
+                lane.resume()
+
+            model.watch_pauses(hold, release)
             mode: Any = "keep" if flavour == "sglang" else "wait"
             folder = "/weights" if flavour == "sglang" else None
             await model.update_weights("step-3", folder=folder, mode=mode)

@@ -83,6 +83,9 @@ class HttpModel:
         account.begun()
         try:
             generation = await self.replicas[replica].generate(request)
+        except ModelUnavailable:
+            self._watches[replica].hurry()
+            raise
         finally:
             account.ended()
         account.answered(generation)
@@ -166,7 +169,7 @@ class HttpModel:
     async def _watch(self, watch: Watch) -> None:
         while True:
             await self._look(watch)
-            await asyncio.sleep(self._settings.scrape)
+            await watch.rest(self._settings.scrape)
 
     async def _look(self, watch: Watch) -> None:
         await watch.look()

@@ -7,6 +7,7 @@ server that cannot be reached is not paused: its calls fail, and the lane rests 
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 
@@ -19,6 +20,10 @@ _LOOK_SECONDS = 10.0
 """A look that takes longer is given up; the next one follows."""
 
 
+_PAUSE_SECONDS = 0.05
+"""Between two looks at least, however many calls fail."""
+
+
 class Watch:
     """Looks at one replica; ``in_flight`` tells how many calls of ours it has."""
 
@@ -26,6 +31,7 @@ class Watch:
         self._replica = replica
         self._in_flight = in_flight
         self._silent_looks = 0
+        self._hurry = asyncio.Event()
         self.load: ServerLoad | None = None
         """As of the last look; ``None`` where it told nothing."""
 
@@ -33,6 +39,18 @@ class Watch:
     def paused(self) -> bool:
         """Whether the server was paused at the last look."""
         return self.load is not None and self.load.paused
+
+    def hurry(self) -> None:
+        """Let the next look follow at once: a call failed, which may be a pause that aborts."""
+        self._hurry.set()
+
+    async def rest(self, seconds: float) -> None:
+        """Return when the next look is due."""
+        await asyncio.sleep(min(seconds, _PAUSE_SECONDS))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        self._hurry.clear()
 
     async def look(self) -> None:
         """Look once; never raises."""
