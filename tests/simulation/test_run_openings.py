@@ -4,26 +4,23 @@ The coordinator's flow and router run as they are; appends are kept instead of s
 """
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.broker.base import Append, LedgerEvent, LedgerEventKind
-from stoker.config.tree import Settings
-from stoker.coordinator.actions import ActionFactory
+from stoker.broker.base import LedgerEvent, LedgerEventKind
 from stoker.coordinator.events import EventRouter
 from stoker.coordinator.flow import Flow
 from stoker.coordinator.rollouts import ActiveRollout
-from stoker.journal.artifacts import ArtifactStore
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 from stoker.model.events import Verb
-from stoker.model.ids import ActionId, CallPath, Fence, RolloutId, WorkerId
+from stoker.model.ids import ActionId, CallPath, Fence, WorkerId
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.value import canonical_bytes
 from stoker.rollout.arguments import EnvironmentArguments
 from stoker.rollout.messages import HostCall, Turn
+from support.flows import Anything, Parts
 from support.journals import ADMITTED
 
 WORKER = WorkerId("wrk_holds")
@@ -33,50 +30,6 @@ OPENING = HostCall(
     digest="d",
     arguments=canonical_bytes(EnvironmentArguments(baseline="python", worker_class=None)),
 )
-
-
-class Anything:
-    """Stands for parts that are only told."""
-
-    def __getattr__(self, _name: str) -> Callable[..., None]:
-        return lambda *_args, **_named: None
-
-
-class Parts(Anything):
-    """What the flow is built on; keeps every append."""
-
-    def __init__(self, folder: Path) -> None:
-        self.appends: list[Append] = []
-        self.artifacts = ArtifactStore(folder)
-        self.factory = ActionFactory(Settings(), self.artifacts)
-        self.appender = self
-        self.clock = self
-        self.figures = self.log = Anything()
-        self.late: list[tuple[RolloutId, Completion]] = []
-
-    def append(self, append: Append) -> None:
-        self.appends.append(append)
-
-    def monotonic(self) -> float:
-        return 0.0
-
-    def now(self) -> Any:
-        return self
-
-    wall = boot = 0.0
-
-    def opened_late(self, rollout_id: RolloutId, completion: Completion) -> None:
-        self.late.append((rollout_id, completion))
-
-    @property
-    def closed(self) -> list[WorkerId | None]:
-        """Holders of environments that were told to close."""
-        submits = [action for append in self.appends for action in append.submits]
-        return [action.holder for action in submits if action.tool == "environment.close"]
-
-    @property
-    def acknowledged(self) -> set[ActionId]:
-        return {action_id for append in self.appends for action_id in append.acknowledges}
 
 
 class Scene:
