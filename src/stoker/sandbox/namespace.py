@@ -9,6 +9,7 @@ The fork-server, overlays and checkpoints take their place here later: they repl
 """
 
 import os
+import stat
 from pathlib import Path
 
 from stoker.errors import IsolationUnavailable
@@ -37,10 +38,6 @@ _INSIDE_ID = "1000"
 _ENV = Path("/usr/bin/env")
 """Finds the program on the path for the reporter, which does not search."""
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC_SHARED = (
-    "/etc/ld.so.cache", "/etc/alternatives", "/etc/ssl/certs", "/etc/ssl/openssl.cnf",
-    "/etc/ca-certificates", "/etc/localtime", "/etc/mime.types", "/etc/services", "/etc/protocols",
-)  # fmt: skip
 _MASKED = (
     "/proc/keys", "/proc/key-users", "/proc/kallsyms", "/proc/config.gz", "/proc/kcore",
     "/proc/timer_list", "/proc/sched_debug", "/proc/sysrq-trigger", "/proc/latency_stats",
@@ -59,7 +56,7 @@ class NamespaceBackend(LocalBackend):
         self._mounts = MountCheck()
         self._reports = (host.runtime.scripts / reporter.NAME).exists() and _ENV.exists()
         self._system = [o for name in _SYSTEM for o in _system_directory(f"/{name}")]
-        self._masks = [path for path in _MASKED if os.path.exists(path)]  # noqa: PTH110 - kernel files
+        self._masks = [path for path in _MASKED if _readable_by_others(path)]
 
     async def offer(self) -> BoxOffer:
         """Run the canary once; later calls return what it found."""
@@ -151,15 +148,13 @@ class NamespaceBackend(LocalBackend):
     def _file_system(self, box: LocalBox) -> list[str]:
         files, limits = self.host.runtime, box.policy.limits
         options = [
-            "--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/opt",
+            "--perms", "0755", "--dir", "/opt", "--ro-bind", str(files.etc), "/etc",
             "--ro-bind", "/usr", "/usr", *self._system,
             "--ro-bind", str(files.python), INSIDE, "--ro-bind", str(files.scripts), INSIDE_SCRIPTS,
             "--dev", "/dev", "--proc", "/proc",
         ]  # fmt: skip
-        for name in sorted(p.name for p in files.etc.iterdir()):
-            options += ["--ro-bind", str(files.etc / name), f"/etc/{name}"]
-        for path in (*_ETC_SHARED, *(("/etc/resolv.conf",) if box.policy.network else ())):
-            options += ["--ro-bind-try", path, path]
+        if box.policy.network:
+            options += ["--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
         if self.defences.proc_masks:
             options += [o for path in self._masks for o in ("--ro-bind", "/dev/null", path)]
             options += ["--ro-bind", "/proc/sys", "/proc/sys"]
@@ -211,6 +206,14 @@ def _parts(host: SandboxHost, rung: Rung | None) -> Parts:
         sized_mounts=rung is Rung.ROOT,
         group=host.tree is not None and rung in (Rung.ROOT, Rung.DELEGATED),
     )
+
+
+def _readable_by_others(path: str) -> bool:
+    """Whether a file of the kernel's needs a mask: root's own are closed to a box anyway."""
+    try:
+        return bool(os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH))  # noqa: PTH116 - a kernel file
+    except OSError:
+        return False
 
 
 def _terminated(option: str) -> bytes:

@@ -21,7 +21,7 @@ import msgspec
 from stoker.errors import IsolationUnavailable
 from stoker.model.execution import Baseline
 from stoker.model.value import canonical_digest
-from stoker.sandbox import kernel, reporter
+from stoker.sandbox import box_etc, kernel, reporter
 from stoker.sandbox.removal import remove_tree
 
 ROOT_RUNTIME = Path("/var/lib/stoker/runtime")
@@ -36,13 +36,6 @@ _LEFT_OUT = {
     "site-packages", "dist-packages",
 }  # fmt: skip
 _SCRIPTS = ("judge_main.py", "solution_server.py", "crossing.py")
-_ETC = {
-    "passwd": "root:x:0:0:root:/:/bin/sh\nagent:x:1000:1000:agent:/workspace:/bin/sh\n"
-    "nobody:x:65534:65534:nobody:/:/bin/false\n",
-    "group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
-    "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
-    "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-}
 
 
 class RuntimeFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +70,7 @@ def prepare(directory: Path | None = None) -> RuntimeFiles:
         launcher, missing = _launcher(directory)
         python = _python(directory)
         scripts = _folder(directory, "scripts", _script_contents())
-        etc = _folder(directory, "etc", {n: t.encode() for n, t in _ETC.items()})
+        etc = _etc(directory)
     key = canonical_digest([str(p and p.name) for p in (python, etc)] + [sys.version])
     return RuntimeFiles(
         launcher=launcher,
@@ -155,6 +148,14 @@ def _folder(directory: Path, name: str, contents: dict[str, bytes]) -> Path:
             for file, content in contents.items():
                 (partial / file).write_bytes(content)
                 (partial / file).chmod(0o755 if content.startswith(_ELF) else 0o644)
+    return target
+
+
+def _etc(directory: Path) -> Path:
+    target = directory / f"etc-{box_etc.key()}"
+    if not target.exists():
+        with _complete(target) as partial:
+            box_etc.fill(partial)
     return target
 
 
