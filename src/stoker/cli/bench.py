@@ -64,9 +64,9 @@ def boxes(
 ) -> None:
     """What a box costs here, and how exactly its limits hold.
 
-    Makes boxes of the strongest isolation this host has for untrusted work, attacks
-    their limits, kills a worker that holds thirty of them and sweeps what it left.
-    About half a minute each time; nothing stays behind.
+    Makes boxes of the strongest isolation this host has for untrusted work,
+    attacks their limits, kills a worker that holds thirty of them and sweeps
+    what it left. About half a minute each time; nothing stays behind.
 
     Examples:
       stoker bench boxes
