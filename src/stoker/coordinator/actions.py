@@ -41,6 +41,27 @@ CHANGING_VERBS = frozenset({Verb.RUN, Verb.WRITE})
 _CLOSE_SECONDS = 60.0
 
 
+def environment_path(call: Call) -> CallPath | None:
+    """Return which environment ``call`` acts in, if any."""
+    if call.verb not in BOX_VERBS:
+        return None
+    return msgspec.msgpack.decode(call.arguments, type=BoxArguments).environment
+
+
+def parked(rollout: ActiveRollout, call: Call) -> bool:
+    """Let ``call`` wait for the end of the rebuild of its environment; ``False``: there is none.
+
+    An action that went out meanwhile would run in a half-built life, perhaps the bare baseline.
+    """
+    rebuilt = [one for one in rollout.environments.values() if one.restoration is not None]
+    path = environment_path(call) if rebuilt else None
+    for environment in rebuilt:
+        if environment.path == path and environment.restoration is not None:
+            environment.restoration.parked.append(call)
+            return True
+    return False
+
+
 @dataclass(slots=True, frozen=True)
 class _Shape:
     """What differs between verbs."""

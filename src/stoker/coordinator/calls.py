@@ -19,7 +19,9 @@ class Call:
     action_id: ActionId | None = None
     """The action that stands for it now."""
     worker_class: str = ""
-    """Class of that action."""
+    """Class of that action; empty: none was submitted yet."""
+    generation: int = 0
+    """Life of its environment which that action was meant for."""
     spent: list[ActionId] = field(default_factory=list)
     """Actions that stood for it before (retries, lost environments)."""
     retries: int = 0

@@ -17,7 +17,7 @@ from stoker.broker.base import (
     RolloutsRequest,
     RolloutSummary,
 )
-from stoker.coordinator.actions import OPENING_TOOL
+from stoker.coordinator.actions import OPENING_TOOL, TOOLS
 from stoker.coordinator.admission import Admission
 from stoker.coordinator.appender import Appender
 from stoker.coordinator.checking import Checker
@@ -296,11 +296,14 @@ class Coordinator:
         self._known.discard((rollout.admitted.task.task_id, rollout.admitted.index))
 
     def _relaunch(self, rollout: ActiveRollout, standing: Standing) -> None:
+        calls = rollout.calls.values()
+        unsent = [call for call in calls if call.verb in TOOLS and not call.worker_class]
+        self.flow.submit(rollout, [self.flow.prepare(rollout, call, "") for call in unsent])
         self.flow.relaunch(
             rollout,
             [
                 (call, self.parts.resumer.waited(standing, call))
-                for call in rollout.calls.values()
+                for call in calls
                 if call.verb in {Verb.GENERATE, Verb.SLEEP, Verb.TIMER}
             ],
         )

@@ -5,9 +5,10 @@ journalled with what was decided; everything for a rollout that has ended is ack
 """
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind
+from stoker.coordinator.actions import environment_path, parked
 from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import GENERATIONS_MAX
-from stoker.coordinator.flow import Flow, environment_path
+from stoker.coordinator.flow import Flow
 from stoker.coordinator.restoring import Restorer
 from stoker.coordinator.results import on_timeout, retry_reason, seen
 from stoker.coordinator.rollouts import ActiveRollout, Result
@@ -133,7 +134,10 @@ class EventRouter:
         call.retries += 1
         call.spent.append(completion.action_id)
         self._flow.parts.figures.retried(why)
-        action = self._flow.prepare(rollout, call, f"~r{call.retries}")
+        if parked(rollout, call):
+            return
+        life = f"~g{call.generation}" if call.generation else ""
+        action = self._flow.prepare(rollout, call, f"{life}~r{call.retries}")
         self._flow.submit(rollout, [action])
 
 

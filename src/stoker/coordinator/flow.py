@@ -8,7 +8,7 @@ append is queued; actions reach workers only after it is committed (I13).
 import msgspec
 
 from stoker.broker.base import Append
-from stoker.coordinator.actions import BOX_VERBS, CHANGING_VERBS, TOOLS
+from stoker.coordinator.actions import CHANGING_VERBS, TOOLS, parked
 from stoker.coordinator.calls import Call
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.flow_parts import FlowOwner, FlowParts
@@ -35,7 +35,7 @@ from stoker.model.events import (
 )
 from stoker.model.faults import FaultRecord
 from stoker.model.generation import GenerateArguments
-from stoker.model.ids import ActionId, CallPath, RolloutId
+from stoker.model.ids import ActionId, CallPath, RolloutId, action_id
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.rollout.arguments import BoxArguments
 from stoker.rollout.messages import Deliver, RecordedTurn, Turn
@@ -216,8 +216,8 @@ class Flow:
             if taints(result.fault):
                 rollout.tainted[result.fault.code] = result.fault
                 events.append(Tainted(path=result.path, fault=result.fault))
-        for action_id in result.spent:
-            rollout.routes.pop(action_id, None)
+        for spent in result.spent:
+            rollout.routes.pop(spent, None)
         return events
 
     def met(self, rollout: ActiveRollout, fault: FaultRecord) -> None:
@@ -267,7 +267,7 @@ class Flow:
             if call.path in turn.withdrawn:
                 pass
             elif call.verb in TOOLS:
-                actions.append(self.prepare(rollout, call, ""))
+                actions += self._hand_off(rollout, call)
             else:
                 calls.append(call)
             events.append(
@@ -281,6 +281,14 @@ class Flow:
             )
         return calls, actions, events
 
+    def _hand_off(self, rollout: ActiveRollout, call: Call) -> list[Action]:
+        """Return the action of ``call``; none yet while its environment is being rebuilt."""
+        if not parked(rollout, call):
+            return [self.prepare(rollout, call, "")]
+        call.action_id = action_id(rollout.rollout_id, call.path)
+        rollout.actions += 1
+        return []
+
     def learn(self, rollout: ActiveRollout, call: Call) -> None:
         """Take from a call what later calls stand on: its history, its environment."""
         if call.verb is Verb.GENERATE:
@@ -292,10 +300,11 @@ class Flow:
     def prepare(self, rollout: ActiveRollout, call: Call, suffix: str) -> Action:
         """Build the action that stands for ``call`` from now on and route its result to it."""
         action = self.parts.factory.build(rollout, call, suffix, self.left(rollout))
+        rollout.actions += call.action_id is None
         call.action_id = action.action_id
         call.worker_class = action.worker_class
+        call.generation = action.generation
         rollout.routes[action.action_id] = call.path
-        rollout.actions += not suffix
         return action
 
     def left(self, rollout: ActiveRollout) -> float:
@@ -479,10 +488,3 @@ class Flow:
             )
         )
         rollout.seq += len(events)
-
-
-def environment_path(call: Call) -> CallPath | None:
-    """Return which environment ``call`` acts in, if any."""
-    if call.verb not in BOX_VERBS:
-        return None
-    return msgspec.msgpack.decode(call.arguments, type=BoxArguments).environment

@@ -13,6 +13,7 @@ from stoker.coordinator.environments import Environment, Restoration
 from stoker.coordinator.flow import Flow
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import EnvironmentLost
+from stoker.model.action import Action
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.events import Restored
 from stoker.model.ids import ActionId
@@ -35,6 +36,11 @@ class Restorer:
         if environment.restoration is not None:
             call.spent.append(call.action_id)
             environment.restoration.parked.append(call)
+            return True
+        if call.generation < environment.generation and not environment.lost:
+            # It was lost with a life before the one that stands.
+            call.spent.append(call.action_id)
+            self._flow.submit(rollout, [self._in_this_life(rollout, environment, call)])
             return True
         if not environment.restorable():
             environment.lost = True
@@ -109,11 +115,10 @@ class Restorer:
     ) -> None:
         environment.restoration = None
         assert environment.holder is not None, "an opened environment is held by its worker"
-        suffix = f"~g{environment.generation}"
         waiting = [call for call in restoration.parked if call.path in rollout.calls]
         self._flow.submit(
             rollout,
-            [self._flow.prepare(rollout, call, suffix) for call in waiting],
+            [self._in_this_life(rollout, environment, call) for call in waiting],
             events=[
                 Restored(
                     path=environment.path,
@@ -128,6 +133,9 @@ class Restorer:
             known = rollout.unrouted.pop(call.action_id, None) if call.action_id else None
             if known is not None:
                 self._completed(rollout, known)
+
+    def _in_this_life(self, rollout: ActiveRollout, environment: Environment, call: Call) -> Action:
+        return self._flow.prepare(rollout, call, f"~g{environment.generation}")
 
     def _failed(
         self,

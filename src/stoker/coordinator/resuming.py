@@ -14,8 +14,9 @@ from stoker.coordinator.environments import Environment
 from stoker.coordinator.rebuild import Standing, generations, rebuild, returned
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.journal.artifacts import ArtifactStore
+from stoker.model.action import ActionState
 from stoker.model.events import Issued, Verb, decode_event
-from stoker.model.ids import ActionId, CallPath, RolloutId, RunId, environment_id
+from stoker.model.ids import ActionId, CallPath, RolloutId, RunId, action_id, environment_id
 from stoker.rollout.arguments import BoxArguments, EnvironmentArguments
 from stoker.seams.clock import Clock
 
@@ -100,22 +101,35 @@ class Resumer:
 
     async def _routes(self, rollout: ActiveRollout) -> None:
         """Find the action that stands for each call now: the latest retry or generation."""
-        if not any(call.action_id for call in rollout.calls.values()):
+        if not any(call.action_id for call in rollout.calls.values()) and not rollout.environments:
             return
         reply = await self._ledger.actions(ActionsRequest(rollout_id=rollout.rollout_id))
+        over = {v.action.action_id for v in reply.actions if v.state is ActionState.ACKNOWLEDGED}
+        for environment in rollout.environments.values():
+            # A life that was opened and acknowledged is over, also where its rebuild was given up:
+            # what was acknowledged is never told again.
+            while _reopening(rollout, environment) in over:
+                environment.generation += 1
         for call in rollout.calls.values():
             if call.action_id is None:
                 continue
             views = sorted(_standing_for(call.path, reply.actions), key=_life)
             if not views:
-                continue
+                continue  # it waited for a rebuild and was not submitted
             *spent, latest = views
             call.action_id = latest.action.action_id
             call.worker_class = latest.action.worker_class
             call.spent = [view.action.action_id for view in spent]
-            call.retries = _life(latest)[1]
+            call.generation = latest.action.generation
+            call.retries = max(_life(view)[1] for view in views)
             for view in views:
                 rollout.routes[ActionId(view.action.action_id)] = call.path
+
+
+def _reopening(rollout: ActiveRollout, environment: Environment) -> ActionId:
+    """Return the action that opens the next life of ``environment``."""
+    path = CallPath(f"{environment.path}~g{environment.generation + 1}")
+    return action_id(rollout.rollout_id, path)
 
 
 def _standing_for(path: CallPath, views: Iterable[ActionView]) -> list[ActionView]:

@@ -1,0 +1,229 @@
+"""Environments that are lost while their program goes on: nothing runs in a half-built life.
+
+The coordinator's flow and router run as they are; appends are kept instead of sent.
+"""
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from stoker.broker.base import (
+    ActionsReply,
+    ActionsRequest,
+    ActionView,
+    JournalReply,
+    JournalRequest,
+    Ledger,
+    LedgerEvent,
+    LedgerEventKind,
+)
+from stoker.coordinator.environments import GENERATIONS_MAX
+from stoker.coordinator.events import EventRouter
+from stoker.coordinator.flow import Flow
+from stoker.coordinator.resuming import Resumer
+from stoker.coordinator.rollouts import ActiveRollout
+from stoker.errors import BoxFailed, EnvironmentLost
+from stoker.model.action import Action, ActionState
+from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
+from stoker.model.events import Verb
+from stoker.model.faults import FaultRecord
+from stoker.model.ids import ActionId, CallPath, Fence, WorkerId
+from stoker.model.tools import RunRequest
+from stoker.model.value import canonical_bytes
+from stoker.rollout.arguments import BoxArguments, EnvironmentArguments
+from stoker.rollout.messages import HostCall, Turn
+from support.flows import Anything, Parts
+from support.journals import ADMITTED
+
+FIRST, SECOND = WorkerId("wrk_first"), WorkerId("wrk_second")
+OPENING = HostCall(
+    path=CallPath("0"),
+    verb=Verb.ENVIRONMENT,
+    digest="d",
+    arguments=canonical_bytes(EnvironmentArguments(baseline="python", worker_class=None)),
+)
+LOST = EnvironmentLost("its worker is gone").record()
+
+
+def run(path: str) -> HostCall:
+    arguments = BoxArguments(
+        environment=OPENING.path,
+        request=canonical_bytes(RunRequest(argv=("true",))),
+        timeout_seconds=None,
+    )
+    return HostCall(
+        path=CallPath(path), verb=Verb.RUN, digest=path, arguments=canonical_bytes(arguments)
+    )
+
+
+class Scene:
+    """A rollout with an environment at ``FIRST`` in which ``1`` has run and ``2`` is running."""
+
+    def __init__(self, folder: Path) -> None:
+        self.parts = Parts(folder)
+        self.flow = Flow(self.parts)  # type: ignore[arg-type]
+        self.flow.owner = self.parts
+        self.flow.hosts = self.flow.dispatcher = Anything()  # type: ignore[assignment]
+        self.router = EventRouter(self.flow)
+        self.rollout = ActiveRollout(admitted=ADMITTED, seq=0)
+        self.rollout.deadline = 60.0
+        self.flow.admit(self.rollout)
+        self.turn(calls=(OPENING,))
+        self.ended("0")
+        self.turn(calls=(run("1"),))
+        self.ended("1")
+        self.turn(calls=(run("2"),))
+
+    def turn(self, **parts: Any) -> None:
+        self.rollout.in_turn = True
+        self.flow.turned(self.rollout, Turn(rollout_id=self.rollout.rollout_id, **parts))
+
+    def action(self, path: str) -> Action:
+        """The action that was submitted as ``path``."""
+        (found,) = [one for one in self.submitted if one.path == path]
+        return found
+
+    @property
+    def submitted(self) -> list[Action]:
+        return [action for append in self.parts.appends for action in append.submits]
+
+    def ended(
+        self, path: str, fault: FaultRecord | None = None, *, worker: WorkerId = FIRST
+    ) -> ActionId:
+        """The ledger tells how the action at ``path`` ended."""
+        lost = fault is not None and fault.code == LOST.code
+        action_id = self.action(path).action_id
+        completion = Completion(
+            action_id=action_id,
+            fence=Fence(1),
+            status=CompletionStatus.OK if fault is None else CompletionStatus.ERROR,
+            attempt=1,
+            worker_id=worker,
+            fault=fault,
+            environment=EnvironmentState.LOST if lost else EnvironmentState.CLEAN,
+        )
+        self.router.apply(
+            LedgerEvent(
+                event_id=1,
+                kind=LedgerEventKind.COMPLETED,
+                action_id=action_id,
+                rollout_id=self.rollout.rollout_id,
+                completion=completion,
+            )
+        )
+        return action_id
+
+    async def journal(self, _request: JournalRequest) -> JournalReply:
+        return JournalReply(
+            events=tuple(event for append in self.parts.appends for event in append.events)
+        )
+
+    async def actions(self, _request: ActionsRequest) -> ActionsReply:
+        return ActionsReply(
+            actions=tuple(
+                ActionView(
+                    action=action,
+                    state=ActionState.ACKNOWLEDGED
+                    if action.action_id in self.parts.acknowledged
+                    else ActionState.COMPLETED,
+                    deliveries=1,
+                    attempts=1,
+                    worker_id=None,
+                    completion=None,
+                )
+                for action in self.submitted
+            )
+        )
+
+    def resumed(self) -> ActiveRollout:
+        """The rollout as the next coordinator finds it."""
+
+        async def read() -> ActiveRollout:
+            ledger, clock = cast("Ledger", self), cast("Any", self.parts)
+            resumer = Resumer(ledger, self.parts.artifacts, clock, "tests")
+            return await resumer.revive(
+                await resumer.standing(ADMITTED.run_id, ADMITTED.rollout_id)
+            )
+
+        return asyncio.run(read())
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    async def made() -> Scene:
+        return Scene(tmp_path)
+
+    return asyncio.run(made())
+
+
+def test_a_call_made_during_a_rebuild_waits_until_the_environment_stands(scene: Scene) -> None:
+    scene.ended("2", LOST)
+    scene.turn(calls=(run("3"),))
+    scene.ended("0~g1", worker=SECOND)
+    scene.turn(calls=(run("4"),))
+    assert [one.path for one in scene.submitted] == ["0", "1", "2", "0~g1", "1~g1"]
+    scene.ended("1~g1", worker=SECOND)
+    for path in ("2~g1", "3~g1", "4~g1"):
+        assert (scene.action(path).generation, scene.action(path).holder) == (1, SECOND)
+    assert scene.rollout.actions == 5
+
+
+def test_a_retry_during_a_rebuild_waits_too(scene: Scene) -> None:
+    scene.turn(calls=(run("3"),))
+    scene.ended("2", LOST)
+    scene.ended("3", BoxFailed("no program could begin").record())
+    assert "3~r1" not in [one.path for one in scene.submitted]
+    scene.ended("0~g1", worker=SECOND)
+    scene.ended("1~g1", worker=SECOND)
+    assert scene.action("3~g1").holder == SECOND
+
+
+def test_a_loss_told_after_the_rebuild_does_not_begin_another(scene: Scene) -> None:
+    scene.turn(calls=(run("3"),))
+    scene.ended("2", LOST)
+    scene.ended("0~g1", worker=SECOND)
+    scene.ended("1~g1", worker=SECOND)
+    scene.ended("3", LOST)
+    assert scene.action("3~g1").holder == SECOND
+    assert not [one.path for one in scene.submitted if one.path.endswith("g2")]
+
+
+def test_a_retry_in_a_later_life_is_named_after_that_life(scene: Scene) -> None:
+    """Else a coordinator that resumes takes an earlier action for the latest."""
+    scene.ended("2", LOST)
+    scene.ended("0~g1", worker=SECOND)
+    scene.ended("1~g1", worker=SECOND)
+    scene.ended("2~g1", BoxFailed("no program could begin").record(), worker=SECOND)
+    assert scene.action("2~g1~r1").generation == 1
+
+
+def test_a_resumed_coordinator_sees_which_calls_waited_for_the_rebuild(scene: Scene) -> None:
+    scene.ended("2", LOST)
+    scene.turn(calls=(run("3"),))
+    calls = scene.resumed().calls
+    assert [path for path, call in calls.items() if not call.worker_class] == ["3"]
+
+
+def test_a_resumed_coordinator_goes_on_with_the_latest_try_of_the_latest_life(scene: Scene) -> None:
+    refused = BoxFailed("no program could begin").record()
+    scene.ended("2", refused)
+    scene.ended("2~r1", LOST)
+    scene.ended("0~g1", worker=SECOND)
+    scene.ended("1~g1", worker=SECOND)
+    call = scene.resumed().calls[CallPath("2")]
+    assert (call.action_id, call.retries) == (scene.action("2~g1").action_id, 1)
+    scene.ended("2~g1", refused, worker=SECOND)
+    call = scene.resumed().calls[CallPath("2")]
+    assert (call.action_id, call.retries) == (scene.action("2~g1~r2").action_id, 2)
+
+
+def test_a_resumed_coordinator_does_not_wait_for_a_rebuild_that_was_given_up(scene: Scene) -> None:
+    """Its steps are acknowledged: nobody would ever be told of them again."""
+    scene.ended("2", LOST)
+    for life in range(1, GENERATIONS_MAX):
+        scene.ended(f"0~g{life}", BoxFailed("no room").record())
+    assert scene.rollout.environments[OPENING.path].lost
+    environment = scene.resumed().environments[OPENING.path]
+    assert not environment.restorable()
