@@ -30,6 +30,7 @@ from stoker.model.completion import Completion, CompletionStatus, EnvironmentSta
 from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import ActionId, CallPath, Fence, WorkerId
+from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.tools import RunRequest
 from stoker.model.value import canonical_bytes
 from stoker.rollout.arguments import BoxArguments, EnvironmentArguments
@@ -197,6 +198,18 @@ def test_a_retry_in_a_later_life_is_named_after_that_life(scene: Scene) -> None:
     scene.ended("1~g1", worker=SECOND)
     scene.ended("2~g1", BoxFailed("no program could begin").record(), worker=SECOND)
     assert scene.action("2~g1~r1").generation == 1
+
+
+@pytest.mark.parametrize("ends", ["withdrawn", "finished"])
+def test_results_of_earlier_tries_leave_the_ledger_with_their_call(scene: Scene, ends: str) -> None:
+    failed = scene.ended("2", BoxFailed("no program could begin").record())
+    lost = scene.ended("2~r1", LOST)
+    if ends == "withdrawn":
+        scene.turn(withdrawn=(CallPath("2"),))
+        assert {failed, lost} <= scene.parts.acknowledged
+    opened = scene.ended("0~g1", worker=SECOND)
+    scene.flow.finish(scene.rollout, Outcome(kind=OutcomeKind.TRUNCATED, reason="timeout"))
+    assert {failed, lost, opened} <= scene.parts.acknowledged
 
 
 def test_a_resumed_coordinator_sees_which_calls_waited_for_the_rebuild(scene: Scene) -> None:

@@ -180,6 +180,7 @@ class Flow:
             self.finish(rollout, Outcome(kind=OutcomeKind.FAILED, fault=error.record()))
             return
         events += issued
+        spent = (*spent, *rollout.earlier(turn.withdrawn))
         events += self._withdraw(rollout, turn.withdrawn)
         events += self._taint(rollout, turn)
         if turn.outcome is not None:
@@ -403,6 +404,7 @@ class Flow:
             if environment.holder is not None and not environment.lost
         ]
         waiting = [action for result in undelivered for action in result.spent]
+        waiting += [*rollout.earlier(rollout.calls), *rollout.rebuilt]
         finished = Finished(
             outcome=outcome,
             at=self.parts.clock.now().wall,

@@ -6,6 +6,7 @@ that wait for the host, running model calls, armed timers.
 
 import asyncio
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from stoker.coordinator.calls import Call
@@ -98,6 +99,17 @@ class ActiveRollout:
         """Actions that rebuild its environments now."""
         rebuilds = (environment.restoration for environment in self.environments.values())
         return [one.running for one in rebuilds if one is not None and one.running is not None]
+
+    def earlier(self, paths: Iterable[CallPath]) -> list[ActionId]:
+        """Return the ended actions that stood for calls before: nobody takes their results."""
+        calls = [self.calls[path] for path in paths if path in self.calls]
+        return [action_id for call in calls for action_id in call.spent]
+
+    @property
+    def rebuilt(self) -> list[ActionId]:
+        """Ended actions of rebuilds that go on."""
+        rebuilds = [environment.restoration for environment in self.environments.values()]
+        return [action_id for one in rebuilds if one is not None for action_id in one.spent]
 
     def opened(self, path: CallPath, completion: Completion | None) -> Environment | None:
         """Note who holds what ``completion`` opened at ``path``; ``None``: it opened nothing."""
