@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -156,3 +157,10 @@ def test_single_underscores_are_answered_with_the_right_spelling() -> None:
 
 def test_an_unknown_variable_is_refused() -> None:
     assert refusal(STOKER_RUN__SEAD="2").startswith("STOKER_RUN__SEAD: unknown setting run.sead")
+
+
+def test_a_program_may_pin_the_interpreter_in_the_name_of_the_baseline() -> None:
+    sandbox = load_settings().settings.sandbox
+    pinned = f"python-{sys.version_info.major}.{sys.version_info.minor}"
+    assert sandbox.baseline(pinned) == sandbox.baseline("python") is not None
+    assert sandbox.baseline("python-2.7") is None

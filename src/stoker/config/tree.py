@@ -3,6 +3,7 @@
 Durations accept ``"30s"``, ``"5m"`` or seconds; sizes accept ``"512MiB"`` or bytes (``units``).
 """
 
+import sys
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -165,7 +166,14 @@ class SandboxSettings(Section):
     baselines: dict[str, BaselineSettings] = Field(
         default_factory=lambda: {"python": BaselineSettings()}
     )
-    """Baselines by name."""
+    """Baselines by name. ``python-X.Y`` is ``python`` where that is the interpreter's version."""
+
+    def baseline(self, name: str) -> BaselineSettings | None:
+        """Return the baseline called ``name``, or ``None``; a program may pin the interpreter."""
+        pinned = f"python-{sys.version_info.major}.{sys.version_info.minor}"
+        return self.baselines.get(
+            "python" if name == pinned and name not in self.baselines else name
+        )
 
 
 class ProgramSettings(Section):

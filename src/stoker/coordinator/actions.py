@@ -186,7 +186,7 @@ class ActionFactory:
 
     def _opening(self, rollout: ActiveRollout, call: Call) -> _Shape:
         arguments = msgspec.msgpack.decode(call.arguments, type=EnvironmentArguments)
-        baseline = self._settings.sandbox.baselines.get(arguments.baseline)
+        baseline = self._settings.sandbox.baseline(arguments.baseline)
         if baseline is None:
             raise ConfigInvalid(
                 f"the program asks for baseline {arguments.baseline!r}; configured are "
