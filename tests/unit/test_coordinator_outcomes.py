@@ -8,9 +8,16 @@ import pytest
 from stoker.coordinator.calls import Call
 from stoker.coordinator.outcomes import outcome_of
 from stoker.coordinator.results import SAFE_RETRIES_MAX, retry_reason, seen, taints
-from stoker.errors import BoxFailed, EffectAmbiguous, EnvironmentLost, ProgramRaised, ToolRefused
+from stoker.errors import (
+    BoxFailed,
+    EffectAmbiguous,
+    EnvironmentLost,
+    Infrastructure,
+    ProgramRaised,
+    ToolRefused,
+)
 from stoker.model.action import Effect
-from stoker.model.completion import Completion, CompletionStatus
+from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 from stoker.model.events import Verb
 from stoker.model.faults import FaultSide
 from stoker.model.ids import ActionId, CallPath, Fence
@@ -94,6 +101,21 @@ def test_a_run_that_timed_out_without_an_observation_is_still_data() -> None:
     assert msgspec.msgpack.decode(what.value.inline, type=RunResult).timed_out
 
 
+@pytest.mark.parametrize("verb", [Verb.RUN, Verb.CALL])
+def test_a_timeout_that_the_ledger_declared_is_the_infrastructures_fault(verb: Verb) -> None:
+    """Its worker never answered, or was lost and no other took the action in time."""
+    silent = Infrastructure("reached its deadline while a worker held it").record()
+    what = seen(verb, completion(CompletionStatus.TIMED_OUT, attempt=1, fault=silent))
+    assert what.value is None
+    assert taints(what.fault)
+
+
+def test_a_transfer_that_timed_out_does_not_claim_that_it_never_began() -> None:
+    what = seen(Verb.WRITE, completion(CompletionStatus.TIMED_OUT, attempt=1))
+    assert what.fault is not None
+    assert "before it was started" not in what.fault.message
+
+
 def test_an_action_that_never_started_is_the_infrastructures_fault() -> None:
     what = seen(Verb.RUN, completion(CompletionStatus.TIMED_OUT, attempt=0))
     assert taints(what.fault)
@@ -132,6 +154,14 @@ def test_work_that_never_began_is_tried_again_a_bounded_number_of_times() -> Non
         assert retry_reason(call(retries=retries), NO_BOX)
     assert not retry_reason(call(retries=SAFE_RETRIES_MAX), NOT_STARTED)
     assert not retry_reason(call(retries=SAFE_RETRIES_MAX), NO_BOX)
+
+
+def test_an_opening_whose_box_failed_is_tried_again_though_no_box_stands() -> None:
+    gone = msgspec.structs.replace(NO_BOX, environment=EnvironmentState.LOST)
+    opening = Call(path=CallPath("0"), verb=Verb.ENVIRONMENT, arguments=b"", issued_at=0.0)
+    running = Call(path=CallPath("1"), verb=Verb.RUN, arguments=b"", issued_at=0.0)
+    assert retry_reason(opening, gone)
+    assert not retry_reason(running, gone)
 
 
 def test_an_external_action_whose_box_failed_is_not_run_again_blindly() -> None:

@@ -5,14 +5,20 @@ from pathlib import Path
 import pytest
 
 from stoker import worker
-from stoker.errors import LedgerUnavailable
+from stoker.errors import BoxFailed, LedgerUnavailable
+from stoker.model.completion import CompletionStatus
+from stoker.model.execution import Baseline
+from stoker.model.ids import EnvironmentId
+from stoker.model.tools import CallRequest, OpenRequest
+from stoker.sandbox.base import Box
+from stoker.testing.boxes import MemoryBackend
 from stoker.testing.virtual_clock import run_virtual
 from stoker.worker.batches import BATCH_MAX, Batcher
 from stoker.worker.contact import Contact
 from stoker.worker.figures import ClassMeter
 from stoker.worker.jobs import Gate
 from stoker.worker.log import EVENTS
-from support.worker_boxes import Bench, settle
+from support.worker_boxes import TRUSTED, Bench, make_action, settle
 
 
 def test_contact_is_lost_after_two_thirds_of_a_lease() -> None:
@@ -167,3 +173,24 @@ def test_every_log_line_has_a_name_in_the_catalogue_and_every_name_is_used() -> 
             ):
                 used.add(node.args[0].value)
     assert used == set(EVENTS)
+
+
+@pytest.mark.parametrize("tool", ["call", "environment.open"])
+def test_a_box_that_does_not_stand_in_time_is_no_timeout_of_the_tool(tool: str) -> None:
+    class Slow(MemoryBackend):
+        async def create(self, *_: object) -> Box:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    async def scenario() -> None:
+        bench = Bench(Slow())
+        opening = OpenRequest(baseline=Baseline(), policy=TRUSTED)
+        request = CallRequest(argv=("x",)) if tool == "call" else opening
+        late = await bench.do(
+            make_action(tool, request, environment_id=EnvironmentId("env_a")), limit=0.02
+        )
+        assert late.status is CompletionStatus.ERROR
+        assert late.fault is not None
+        assert late.fault.code == BoxFailed.code
+
+    asyncio.run(scenario())

@@ -33,16 +33,22 @@ class Seen:
 
 
 def seen(verb: Verb, completion: Completion) -> Seen:
-    """Return what ``completion`` is to the program that awaits a ``verb``."""
+    """Return what ``completion`` is to the program that awaits a ``verb``.
+
+    A timeout that a worker reports is data. One that the ledger had to declare carries a fault: the
+    worker did not answer, or a second attempt found none.
+    """
     if completion.status in _DATA and completion.observation is not None:
         return Seen(completion.observation, None)
     if completion.status is CompletionStatus.OK:
         return Seen(None, None)
+    if completion.fault is not None:
+        return Seen(None, completion.fault)
     if completion.status is CompletionStatus.TIMED_OUT and completion.attempt > 0:
         empty = _timed_out(verb)
         if empty is not None:
             return Seen(inline_value(msgspec.msgpack.encode(empty)), None)
-    return Seen(None, completion.fault or _unexplained(completion))
+    return Seen(None, _unexplained(completion))
 
 
 def taints(fault: FaultRecord | None) -> bool:
@@ -73,8 +79,9 @@ def retry_reason(call: Call, completion: Completion) -> str:
     if status is CompletionStatus.TIMED_OUT:
         late = on_timeout(call.verb, call.arguments)
         return "tool timeout" if late.kind == "retry" and call.retries < late.times else ""
-    box_failed = fault is not None and fault.code == BoxFailed.code and not completion.box_gone
-    if box_failed and call.retries < SAFE_RETRIES_MAX and not _external(call):
+    box_failed = fault is not None and fault.code == BoxFailed.code
+    nothing_lost = call.verb is Verb.ENVIRONMENT or not completion.box_gone
+    if box_failed and nothing_lost and call.retries < SAFE_RETRIES_MAX and not _external(call):
         return "box failed"
     return ""
 
@@ -96,9 +103,10 @@ def _timed_out(verb: Verb) -> RunResult | CallResult | None:
 
 def _unexplained(completion: Completion) -> FaultRecord:
     if completion.status is CompletionStatus.TIMED_OUT:
+        when = "while it was carried out" if completion.attempt else "before it was started"
         return Infrastructure(
-            f"action {completion.action_id} reached its deadline before it was started; it was not "
-            "run; add workers of its class or raise its deadline",
+            f"action {completion.action_id} ran out of its time {when}; nothing of it is running; "
+            "add workers of its class or raise its timeout and deadline",
             action=completion.action_id,
         ).record()
     return InternalError(

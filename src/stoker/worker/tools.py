@@ -226,8 +226,15 @@ class Tools:
         return self._environments.get(action.environment_id, action.generation)
 
     async def _made(self, attempt: Attempt, baseline: Baseline, policy: ExecutionPolicy) -> Box:
-        async with asyncio.timeout(max(0.0, attempt.left_seconds)):
-            box = await self._boxes.create(baseline, policy)
+        try:
+            async with asyncio.timeout(max(0.0, attempt.left_seconds)):
+                box = await self._boxes.create(baseline, policy)
+        except TimeoutError as error:
+            raise BoxFailed(
+                f"the box of action {attempt.action.action_id} did not stand within the "
+                f"{attempt.limit_seconds:g} s that the action may take; nothing was run",
+                action=attempt.action.action_id,
+            ) from error
         attempt.booted()
         return box
 
