@@ -6,7 +6,13 @@ import msgspec
 import pytest
 
 from stoker.broker.base import LedgerEventKind
-from stoker.errors import LedgerRefused, RunOwned
+from stoker.errors import (
+    LedgerRefused,
+    LedgerStorageFailed,
+    LedgerUnavailable,
+    RunOwned,
+    StokerError,
+)
 from stoker.model.action import ActionState, Effect
 from stoker.model.completion import CompletionStatus, EnvironmentState
 from stoker.model.tools import CallResult, RunRequest, RunResult
@@ -339,6 +345,26 @@ def test_a25_a_result_the_ledger_cannot_take_ends_the_action_typed(tmp_path: Pat
         after = world.program("echo", "on")
         await world.submit(after)
         assert (await world.completion(after)).status is CompletionStatus.OK
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("error", [LedgerStorageFailed, LedgerUnavailable])
+def test_b5_a_result_the_ledger_has_no_room_for_now_is_handed_in_later(
+    tmp_path: Path, error: type[StokerError]
+) -> None:
+    async def scenario(world: World) -> None:
+        refusals = [error("for a while, says the test")] * 3
+
+        def refuse() -> None:
+            if refusals:
+                raise refusals.pop()
+
+        world.ledger.on_complete = refuse
+        action = world.program("echo", "x", effect=Effect.EXTERNAL)
+        await world.submit(action)
+        done = await world.completion(action)
+        assert (done.status, done.attempt) == (CompletionStatus.OK, 1)
 
     play(tmp_path, scenario)
 

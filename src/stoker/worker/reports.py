@@ -24,6 +24,7 @@ from stoker.broker.base import (
 from stoker.errors import (
     InternalError,
     LedgerRefused,
+    LedgerStorageFailed,
     LedgerUnavailable,
     StokerError,
     WireViolation,
@@ -38,6 +39,9 @@ from .batches import Batcher
 
 RETRY_SECONDS = 0.25
 """Pause before the ledger is tried again, jittered; its client has tried for a while itself."""
+
+_AGAIN = (LedgerUnavailable, LedgerStorageFailed)
+"""Nothing was kept and nothing is wrong with what was sent: away, or its disk is full for now."""
 
 COMPLETE_BEFORE = declare("worker.complete.before", "a batch of results is about to be sent")
 COMPLETE_AFTER = declare("worker.complete.after", "the ledger has answered a batch of results")
@@ -111,7 +115,7 @@ class Reports:
         while True:
             try:
                 await self._ledger.release(request)
-            except LedgerUnavailable:
+            except _AGAIN:
                 await asyncio.sleep(jittered(RETRY_SECONDS))
             except StokerError as error:
                 self._log.warning("release_refused", leases=len(request.held), error=error.message)
@@ -137,7 +141,7 @@ class Reports:
                 reach(COMPLETE_BEFORE)
                 reply = await self._ledger.complete(request)
                 reach(COMPLETE_AFTER)
-            except (LedgerRefused, WireViolation) as error:
+            except (LedgerRefused, WireViolation, InternalError) as error:
                 if len(completions) > 1:
                     return [(await self._hand_in(worker_id, [one]))[0] for one in completions]
                 refused = completions[0]
@@ -145,7 +149,7 @@ class Reports:
                 if refused.status is CompletionStatus.ERROR and refused.observation is None:
                     return [CompleteDisposition.STALE]  # not even the bare fault is wanted
                 completions = [_unusable(refused, error)]
-            except LedgerUnavailable as error:
+            except _AGAIN as error:
                 self._log.warning("ledger_unavailable", results=len(completions), error=str(error))
                 await asyncio.sleep(jittered(RETRY_SECONDS))
             else:
