@@ -253,7 +253,7 @@ def test_a21_a_half_made_box_leaves_nothing(
             elif part == "group":
                 monkeypatch.setattr("stoker.sandbox.cgroups._write", _refuse)
             elif part == "record":
-                monkeypatch.setattr(os, "fsync", _refuse)
+                monkeypatch.setattr(Path, "rename", _refuse)
             else:
                 launcher = Path("/nonexistent/launcher")
                 host.runtime = msgspec.structs.replace(host.runtime, launcher=launcher)

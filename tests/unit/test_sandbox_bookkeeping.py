@@ -39,6 +39,22 @@ def test_a_record_outlives_its_incarnation_until_struck(tmp_path: Path) -> None:
     assert list((tmp_path / "incarnations").iterdir()) == []
 
 
+def test_what_a_power_cut_leaves_without_a_record_is_an_orphan(tmp_path: Path) -> None:
+    ledger = BoxLedger(tmp_path)
+    work = tmp_path / "work"
+    assert ledger.orphans(work) == []
+    kept, orphan = work / "kept", work / "orphan"
+    kept.mkdir(parents=True)
+    orphan.mkdir()
+    record = msgspec.structs.replace(_record(ledger, "kept"), directory=str(kept))
+    ledger.write(record)
+    (tmp_path / "boxes" / "orphan.json").touch()
+    assert ledger.orphans(work) == [orphan]
+    ledger.forget_dead()
+    assert [path.name for path in (tmp_path / "boxes").iterdir()] == ["kept.json"]
+    ledger.close()
+
+
 def test_a_torn_record_is_passed_over(tmp_path: Path) -> None:
     ledger = BoxLedger(tmp_path)
     ledger.write(_record(ledger, "box_1"))

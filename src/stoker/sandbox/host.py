@@ -160,6 +160,8 @@ class SandboxHost:
             *(self.remove(record) for record in abandoned), return_exceptions=True
         )
         failed = [end for end in ends if isinstance(end, BaseException)]
+        for orphan in self.ledger.orphans(self.state_directory / "work"):
+            await asyncio.to_thread(remove_tree, orphan)
         await asyncio.to_thread(self.ledger.forget_dead)
         if failed:
             raise BoxFailed(f"{len(failed)} abandoned boxes could not be removed: {failed[0]}")

@@ -1,8 +1,12 @@
-"""The ledger of boxes: one small file per box, synced before it is made, removed after it is gone.
+"""The ledger of boxes: one small file per box, written before it is made, removed after it is gone.
 
 A worker that is killed leaves its files behind; the next incarnation over the same state directory
 reads them and removes what they name. Whether an incarnation still lives is told by a lock that
 ends with its process. Records hold where things are, never what a box contains.
+
+Nothing is synced: what a record must outlive is the death of processes. A power cut ends every
+process, mount and control group with it; directories it may leave without a record are *orphans*
+and go with the next sweep. Two syncs a box were most of the time it took to make one.
 """
 
 import contextlib
@@ -39,7 +43,7 @@ class BoxRecord(msgspec.Struct, frozen=True, kw_only=True):
 class BoxLedger:
     """Boxes of one state directory.
 
-    **Durability:** ``write`` returns after file and directory are synced.
+    **Durability:** a record survives the death of any process, not a power cut.
     """
 
     def __init__(self, state_directory: Path) -> None:
@@ -57,16 +61,12 @@ class BoxLedger:
         """Write a box down before anything of it exists."""
         path = self._boxes / f"{record.box_id}.json"
         partial = path.with_suffix(".part")
-        with partial.open("wb") as file:
-            file.write(_encoder.encode(record))
-            file.flush()
-            os.fsync(file.fileno())
-        partial.rename(path)
-        directory = os.open(self._boxes, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+            partial.write_bytes(_encoder.encode(record))
+            partial.rename(path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
     def strike(self, box_id: str) -> None:
         """Remove the record of a box that is gone; a record that comes back is swept harmlessly."""
@@ -91,8 +91,19 @@ class BoxLedger:
                 found.append(record)
         return found
 
+    def orphans(self, work: Path) -> list[Path]:
+        """Return directories in ``work`` that no record names: a power cut came between."""
+        if not work.is_dir():
+            return []
+        named = {Path(record.directory).name for record in self.records()}
+        return [path for path in sorted(work.iterdir()) if path.name not in named]
+
     def forget_dead(self) -> None:
         """Remove lock files of dead incarnations that have no record left."""
+        for path in self._boxes.glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                if not path.stat().st_size:  # all a power cut left of a record
+                    path.unlink()
         needed = {record.incarnation for record in self.records()} | {self.incarnation}
         for path in self._locks.iterdir():
             if path.name not in needed and not self._lives(path.name):

@@ -69,8 +69,7 @@ class NamespaceBackend(LocalBackend):
         if policy.trust is not Trust.TRUSTED and not policy.accept_shared_kernel:
             raise IsolationUnavailable(
                 "untrusted work in namespaces shares the host's kernel and that was not accepted; "
-                "set sandbox.accept_shared_kernel = true (it is recorded with the run), or use a "
-                "microVM: pip install 'stoker[smol]'"
+                "set sandbox.accept_shared_kernel = true (it is recorded with the run)"
             )
         if self.host.runtime.launcher is None:
             raise IsolationUnavailable(self.host.runtime.launcher_missing)

@@ -15,9 +15,9 @@ from stoker.sandbox.namespace import NamespaceBackend
 from stoker.sandbox.process import ProcessBackend
 
 _SHARED_KERNEL = (
-    "untrusted work may share the host's kernel only when you say so; set "
-    "sandbox.accept_shared_kernel = true (it is recorded with the run), or use a microVM: "
-    "pip install 'stoker[smol]'"
+    "untrusted work would share the host's kernel, and that was not accepted: this version has no "
+    "stronger boundary; accept it with --set sandbox.accept_shared_kernel=true (it is recorded "
+    'with the run), or set trust = "trusted" where the work is your own'
 )
 
 
