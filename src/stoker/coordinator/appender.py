@@ -17,6 +17,8 @@ APPEND_BEFORE = declare("coordinator.append.before", "turns are about to be sent
 APPEND_AFTER = declare("coordinator.append.after", "turns are committed and nobody here knows")
 
 _BATCH_MAX = 2000
+BATCH_BYTES_MAX = 16 * 1024 * 1024
+"""After a stall of the ledger thousands of turns wait; together they must fit one frame."""
 
 
 class Appender:
@@ -71,12 +73,23 @@ class Appender:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                batch, self._queue = self._queue[:_BATCH_MAX], self._queue[_BATCH_MAX:]
+                count = self._fitting()
+                batch, self._queue = self._queue[:count], self._queue[count:]
                 try:
                     await self._send(batch)
                 except StokerError as error:
                     self._fail(error, batch)
                     return
+
+    def _fitting(self) -> int:
+        """Return how many of the queue go together, at least one."""
+        size = count = 0
+        for append, _ in self._queue[:_BATCH_MAX]:
+            size += _inline_bytes(append)
+            if count and size > BATCH_BYTES_MAX:
+                break
+            count += 1
+        return count
 
     async def _send(self, batch: list[tuple[Append, asyncio.Future[AppendReply]]]) -> None:
         reach(APPEND_BEFORE)
@@ -108,6 +121,11 @@ class Appender:
             if not future.done():
                 future.set_exception(error)
         self._queue.clear()
+
+
+def _inline_bytes(append: Append) -> int:
+    inputs = (action.input.inline or b"" for action in append.submits)
+    return sum(map(len, append.events)) + sum(map(len, inputs))
 
 
 def _retrieve(future: asyncio.Future[AppendReply]) -> None:

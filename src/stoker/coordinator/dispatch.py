@@ -55,32 +55,20 @@ class Dispatcher:
         self._arrived(rollout, Result(path=call.path))
 
     async def _generate(self, rollout: ActiveRollout, call: Call) -> None:
-        arguments = msgspec.msgpack.decode(call.arguments, type=GenerateArguments)
-        history = rollout.history
-        request = GenerateRequest(
-            request_id=f"{rollout.rollout_id}/{call.path}",
-            rollout_id=rollout.rollout_id,
-            task_id=rollout.admitted.task.task_id,
-            step=history.step(call.path),
-            messages=history.messages(call.path),
-            tools=history.tools(call.path),
-            sampling=arguments.sampling,
-            seed=_sampling_seed(rollout.admitted.epoch, call.path),
-            prompt_ids=history.known_ids(call.path),
-            known_messages=history.known_messages(call.path),
-            priority=rollout.order,
-        )
+        request_id = f"{rollout.rollout_id}/{call.path}"
         try:
+            request = _request(rollout, call, request_id)
             generation = await self._lane.generate(request, (rollout.order,))
+            result = self._returned(rollout, call, generation)
         except StokerError as error:
             self._arrived(rollout, Result(path=call.path, fault=error.record()))
             return
         except Exception as error:  # noqa: BLE001 - boundary: a backend's bug is one rollout's fault, not the run's
-            fault = InternalError(f"model call {request.request_id} failed: {error!r}").record()
+            fault = InternalError(f"model call {request_id} failed: {error!r}").record()
             self._arrived(rollout, Result(path=call.path, fault=fault))
             return
         reach(GENERATED)
-        self._arrived(rollout, self._returned(rollout, call, generation))
+        self._arrived(rollout, result)
 
     def _returned(self, rollout: ActiveRollout, call: Call, generation: Generation) -> Result:
         if call.path in rollout.reissued:
@@ -89,6 +77,24 @@ class Dispatcher:
         rollout.tokens += generation.token_count
         rollout.policy_versions.update(span.policy_version for span in generation.spans)
         return Result(path=call.path, value=self._artifacts.put(msgspec.msgpack.encode(generation)))
+
+
+def _request(rollout: ActiveRollout, call: Call, request_id: str) -> GenerateRequest:
+    arguments = msgspec.msgpack.decode(call.arguments, type=GenerateArguments)
+    history = rollout.history
+    return GenerateRequest(
+        request_id=request_id,
+        rollout_id=rollout.rollout_id,
+        task_id=rollout.admitted.task.task_id,
+        step=history.step(call.path),
+        messages=history.messages(call.path),
+        tools=history.tools(call.path),
+        sampling=arguments.sampling,
+        seed=_sampling_seed(rollout.admitted.epoch, call.path),
+        prompt_ids=history.known_ids(call.path),
+        known_messages=history.known_messages(call.path),
+        priority=rollout.order,
+    )
 
 
 def _sampling_seed(epoch: str, path: str) -> int:
