@@ -12,12 +12,12 @@ import pytest
 from stoker.broker.base import LedgerEvent, LedgerEventKind
 from stoker.coordinator.events import EventRouter
 from stoker.coordinator.flow import Flow
-from stoker.coordinator.rollouts import ActiveRollout
+from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 from stoker.model.events import Verb
 from stoker.model.ids import ActionId, CallPath, Fence, WorkerId
 from stoker.model.outcome import Outcome, OutcomeKind
-from stoker.model.value import canonical_bytes
+from stoker.model.value import Value, canonical_bytes
 from stoker.rollout.arguments import EnvironmentArguments
 from stoker.rollout.messages import HostCall, Turn
 from support.flows import Anything, Parts
@@ -122,6 +122,16 @@ def test_opened_after_the_outcome_is_looked_at(scene: Scene) -> None:
     scene.finished()
     scene.opened()
     assert [rollout_id for rollout_id, _ in scene.parts.late] == [scene.rollout.rollout_id]
+
+
+def test_a_result_that_is_damaged_on_the_disk_ends_its_own_rollout_only(scene: Scene) -> None:
+    """Raised to the host pool it would end that host, and the next one, for ever."""
+    damaged = Value(digest="f" * 64, size_bytes=40_000)
+    result = Result(path=OPENING.path, value=damaged, spent=(scene.opening,))
+    scene.flow.arrived(scene.rollout, result)
+    assert scene.rollout.faults == ["artifact_damaged"]
+    assert scene.rollout.finished
+    assert scene.opening in scene.parts.acknowledged
 
 
 def test_results_nobody_knew_are_settled_with_the_outcome(scene: Scene) -> None:

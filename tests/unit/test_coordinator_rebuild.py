@@ -1,7 +1,14 @@
 """A journal read back: turns, what is outstanding, what the coordinator keeps."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from stoker.coordinator.calls import Call
 from stoker.coordinator.rebuild import Standing, rebuild
+from stoker.coordinator.resuming import Resumer
 from stoker.errors import EnvironmentLost
+from stoker.journal.artifacts import ArtifactStore
 from stoker.model.events import (
     Admitted,
     Delivered,
@@ -124,6 +131,19 @@ def test_taint_lasts_until_recovered() -> None:
 def test_a_restoration_keeps_generation_and_holder() -> None:
     restored = stand(len(EVENTS)).restored[CallPath("9")]
     assert (restored.generation, restored.worker_id) == (1, "wrk_1")
+
+
+def test_time_without_a_coordinator_counts_for_pauses_and_not_for_timeouts(tmp_path: Path) -> None:
+    clock = SimpleNamespace(now=lambda: SimpleNamespace(wall=1000.0))
+    resumer = Resumer(cast("Any", None), ArtifactStore(tmp_path), cast("Any", clock), "tests")
+    standing = stand(7)
+    assert standing.at == 102.0
+
+    def waited(verb: Verb) -> float:
+        call = Call(path=CallPath("2"), verb=verb, arguments=b"", issued_at=0.0)
+        return resumer.waited(standing, call)
+
+    assert (waited(Verb.TIMER), waited(Verb.SLEEP)) == (1.0, 899.0)
 
 
 def test_calls_remember_the_time_of_their_turn() -> None:

@@ -117,7 +117,11 @@ class Flow:
         rollout.current = result
         rollout.in_turn = True
         result.at = self.parts.clock.now().wall
-        content = None if result.value is None else self.parts.artifacts.get(result.value)
+        try:
+            content = None if result.value is None else self.parts.artifacts.get(result.value)
+        except StokerError as error:  # damaged on the disk: this rollout's end, not the run's
+            self.fail(rollout, error.record())
+            return
         reach(DELIVER_BEFORE)
         self.hosts.deliver(
             rollout,

@@ -58,8 +58,13 @@ class Resumer:
         return rollout
 
     def waited(self, standing: Standing, call: Call) -> float:
-        """Return for how long ``call`` had been waiting, by wall time."""
-        return max(0.0, self._clock.now().wall - standing.issued_at.get(call.path, 0.0))
+        """Return for how long ``call`` had been waiting when its coordinator went on.
+
+        A pause has passed on the wall clock. The clock of ``ctx.timeout`` counts up to the latest
+        turn only, as the rollout's own does: time without a coordinator is no tool's fault.
+        """
+        until = standing.at if call.verb is Verb.TIMER else self._clock.now().wall
+        return max(0.0, until - standing.issued_at.get(call.path, until))
 
     def _call(self, issued: Issued, now: float) -> Call:
         return Call(
