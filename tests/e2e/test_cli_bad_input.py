@@ -74,6 +74,14 @@ def test_a_bad_task_line_names_its_number_and_leaves_the_rest(place: Path, line:
     assert "tasks.jsonl:3: not a task: " in refused(place, *run_arguments())
 
 
+def test_untrusted_work_on_a_shared_kernel_that_was_not_accepted_names_the_class(
+    place: Path,
+) -> None:
+    said = refused(place, *run_arguments("--set", "workers.count=1"))
+    assert said.startswith("worker class fast: untrusted work would share the host's kernel")
+    assert "--set sandbox.accept_shared_kernel=true" in said
+
+
 def test_no_tasks_and_no_task_file(place: Path) -> None:
     assert "cannot be read" in refused(place, *run_arguments("--tasks", "absent.jsonl"))
     (place / "tasks.jsonl").write_text("\n")

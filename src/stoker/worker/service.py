@@ -9,6 +9,7 @@ from structlog.typing import FilteringBoundLogger
 from stoker.broker.base import Durability, Ledger, LedgerLimits
 from stoker.broker.client import connect
 from stoker.config.tree import Settings
+from stoker.errors import IsolationUnavailable
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.execution import Baseline, ExecutionPolicy
 from stoker.sandbox.host import SandboxHost
@@ -119,7 +120,10 @@ class Service:
             {name: s.slots or cores() for name, s in settings.items()}, self._clock.monotonic()
         )
         for name, policy in policies.items():
-            offer = (await boxes.backend(policy)).offer
+            try:
+                offer = (await boxes.backend(policy)).offer
+            except IsolationUnavailable as error:
+                raise IsolationUnavailable(f"worker class {name}: {error.message}") from error
             meters.classes[name].isolation = IsolationFigures(
                 isolation=offer.isolation.value,
                 rung=offer.rung.value,
