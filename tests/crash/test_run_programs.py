@@ -288,7 +288,7 @@ def change_model(one: Rig) -> str:
 
 def change_limits(one: Rig) -> str:
     one.configure({"workers": {"classes": {"fast": {"timeout": 77.0}}}})
-    return "limits or classes"
+    return "setting workers.classes.fast.timeout"
 
 
 @pytest.mark.parametrize("change", [change_program, change_model, change_limits])

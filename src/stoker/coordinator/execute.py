@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,7 +35,13 @@ from stoker.coordinator.flow_parts import FlowParts
 from stoker.coordinator.hosts import HostLink, HostPool
 from stoker.coordinator.lane import Lane
 from stoker.coordinator.plan import Plan, policy_digests
-from stoker.coordinator.record import RunDirectory, RunRecord, find_run
+from stoker.coordinator.record import (
+    RunDirectory,
+    RunRecord,
+    changed_settings,
+    find_run,
+    require_same_tasks,
+)
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.sampling import AdmissionFeed
@@ -128,6 +135,7 @@ class _Execution:
         resumed = self._request.resume
         if resumed is not None:
             run = find_run(resumed, self._request.runs_directory)
+            require_same_tasks(self._request.tasks, run.record)
             return await self._owned(run, self._read(run.tasks), run.record)
         inputs = self._read(self._request.tasks)
         run = RunDirectory(self._request.runs_directory / fresh_id("run_"))
@@ -325,10 +333,6 @@ class _Execution:
 
     def _record(self, run: RunDirectory, inputs: _Inputs, loaded: Loaded) -> RunRecord:
         tree = self._settings.model_dump(mode="json")
-        fixed = {key: tree[key] for key in ("run", "workers", "sandbox")}
-        fixed["workers"] = {
-            key: value for key, value in tree["workers"].items() if key not in _PLACEMENT
-        }
         return RunRecord(
             run_id=RunId(run.path.name),
             stoker_version=stoker.__version__,
@@ -342,7 +346,7 @@ class _Execution:
             tasks_digest=content_digest(inputs.tasks_bytes),
             tasks_count=len(inputs.tasks),
             settings=tree,
-            settings_digest=canonical_digest(fixed),
+            settings_digest=canonical_digest(_fixed(tree)),
         )
 
     # --- running -----------------------------------------------------------------------------
@@ -460,12 +464,22 @@ def _differences(old: RunRecord, new: RunRecord) -> list[str]:
         ("model", "model"),
         ("model file", "model_digest"),
         ("task file", "tasks_digest"),
-        ("limits or classes", "settings_digest"),
     ):
         before, now = getattr(old, field), getattr(new, field)
         if before != now:
-            found.append(f"{label} (recorded {before[:16]}, given {now[:16]})")
+            cut = 16 if field.endswith("digest") else None
+            found.append(f"{label} (recorded {before[:cut]}, given {now[:cut]})")
+    if old.settings_digest != new.settings_digest:
+        changed = changed_settings(_fixed(old.settings), _fixed(new.settings))
+        found += [f"setting {said}" for said in changed] or ["set of settings"]
     return found
+
+
+def _fixed(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that a resume must agree with."""
+    fixed = {key: tree[key] for key in ("run", "workers", "sandbox")}
+    workers = {key: value for key, value in tree["workers"].items() if key not in _PLACEMENT}
+    return {**fixed, "workers": workers}
 
 
 def _model_identity(spec: str, model: Model) -> str:

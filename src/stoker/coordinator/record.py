@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
-from stoker.errors import RunDirectoryUnusable, RunNotFound, RunOwned
+from stoker.errors import RunChanged, RunDirectoryUnusable, RunNotFound, RunOwned
 from stoker.model.ids import RunId
+from stoker.model.value import content_digest
 from stoker.seams.locks import lock_is_held, take_lock
 
 
@@ -128,6 +129,30 @@ def write_atomically(path: Path, content: bytes) -> None:
     draft.replace(path)
 
 
+def changed_settings(before: Any, now: Any, key: str = "") -> list[str]:  # noqa: ANN401 - a tree of JSON values
+    """Return the settings that differ between two trees, by key, both values shown."""
+    if not (isinstance(before, dict) and isinstance(now, dict)):
+        return [] if before == now else [f"{key} (recorded {before!r}, given {now!r})"]
+    found: list[str] = []
+    for name in sorted(before.keys() | now.keys()):
+        place = f"{key}.{name}" if key else name
+        found += changed_settings(before.get(name), now.get(name), place)
+    return found
+
+
+def require_same_tasks(given: Path, record: RunRecord) -> None:
+    """Refuse other tasks than the run's own copy holds, which a resume goes on with.
+
+    Raises:
+        RunChanged: ``given`` is a file that holds something else.
+    """
+    if given.is_file() and content_digest(given.read_bytes()) != record.tasks_digest:
+        raise RunChanged(
+            f"run {record.run_id} was made with other tasks than {given} holds now; nothing was "
+            "changed; give it the file it was made with, or start another run with this one"
+        )
+
+
 def find_run(name: str, runs_directory: Path) -> RunDirectory:
     """Return the run called ``name``: an id under ``runs_directory`` or a path.
 
@@ -137,6 +162,7 @@ def find_run(name: str, runs_directory: Path) -> RunDirectory:
     for place in (runs_directory / name, Path(name)):
         if (place / "run.json").is_file():
             return RunDirectory(place)
-    known = sorted(p.parent.name for p in runs_directory.glob("*/run.json"))[-3:]
-    hint = f"; the latest there are {', '.join(known)}" if known else ""
+    records = sorted(runs_directory.glob("*/run.json"), key=lambda p: p.stat().st_mtime)
+    known = [record.parent.name for record in reversed(records[-3:])]
+    hint = f"; the latest there: {', '.join(known)}" if known else ""
     raise RunNotFound(f"there is no run {name!r} in {runs_directory}{hint}")
