@@ -6,11 +6,13 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from stoker.cli.live import lane_line, outcome_line
-from stoker.cli.output import duration
+from stoker.cli.output import counted, duration
 from stoker.cli.text import cell
 
 if TYPE_CHECKING:
     from stoker.coordinator.request import RunReport
+
+_SAID_MAX = 400
 
 
 def summary(report: "RunReport") -> RenderableType:
@@ -21,8 +23,8 @@ def summary(report: "RunReport") -> RenderableType:
         outcome_line(snapshot),
         lane_line(snapshot.lane),
         Text(
-            f"{snapshot.actions} actions, {snapshot.retries} retries · selected → received "
-            f"p50 {milliseconds(snapshot.latency_ms_p50)}, "
+            f"{counted(snapshot.actions, 'action')}, {snapshot.retries} retries · "
+            f"selected → received p50 {milliseconds(snapshot.latency_ms_p50)}, "
             f"p99 {milliseconds(snapshot.latency_ms_p99)} · boxes leaked {snapshot.boxes_leaked}"
         ),
         cell(f"it lies in {snapshot.run_directory}", "dim"),
@@ -30,7 +32,11 @@ def summary(report: "RunReport") -> RenderableType:
     ]
     if snapshot.faults:
         faults = ", ".join(f"{code} {count}" for code, count in sorted(snapshot.faults.items()))
-        lines.insert(2, cell(f"faults met: {faults}", "yellow"))
+        first = [
+            cell(f"  first {code}: {said}", "yellow", length=_SAID_MAX)
+            for code, said in sorted(snapshot.first_failures.items())
+        ]
+        lines[2:2] = [cell(f"faults met: {faults}", "yellow"), *first]
     if report.resumable:
         lines.append(
             cell(

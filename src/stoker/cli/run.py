@@ -97,7 +97,7 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     if as_json:
         write_json(report)
     else:
-        answers().print(summary(report))
+        answers().print(summary(report), soft_wrap=True)  # ids and commands stay whole
     return EXIT_RESUMABLE if report.resumable else 0
 
 

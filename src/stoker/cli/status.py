@@ -50,7 +50,9 @@ def status(
     from stoker.cli.live import frame
 
     console = answers()
-    console.print(cell(_standing(found), "bold" if found.coordinator_lives else "yellow"))
+    console.print(
+        cell(_standing(found), "bold" if found.coordinator_lives else "yellow"), soft_wrap=True
+    )
     if found.snapshot is not None:
         console.print(frame(found.snapshot, console.width))
 

@@ -418,7 +418,7 @@ class _Execution:
     def _said(self, snapshots: Snapshots, coordinator: Coordinator) -> RunSnapshot:
         for line in coordinator.parts.lines:
             self._log.rollout(line)
-            snapshots.said(line.brief())
+            snapshots.ended(line)
         coordinator.parts.lines.clear()
         snapshot = snapshots.take()
         if self._observer is not None:

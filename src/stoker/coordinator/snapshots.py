@@ -11,6 +11,7 @@ from stoker.coordinator.lane_figures import LaneFigures
 from stoker.coordinator.record import RunDirectory, write_atomically
 from stoker.coordinator.view import ClassView, LaneView, RunSnapshot
 from stoker.coordinator.workers import LocalWorkers, WorkerSeen
+from stoker.observe.log import RolloutLine
 
 _RECENT = 6
 
@@ -34,6 +35,7 @@ class Snapshots:
         self._began = coordinator.parts.clock.monotonic()
         self._stats: StatsReply | None = None
         self._recent: list[str] = []
+        self._first_failures: dict[str, str] = {}
 
     async def refresh(self) -> StatsReply:
         """Ask the ledger for its counters."""
@@ -43,6 +45,13 @@ class Snapshots:
     def said(self, line: str) -> None:
         """Remember a line for people."""
         self._recent = [*self._recent, line][-_RECENT:]
+
+    def ended(self, line: RolloutLine) -> None:
+        """Remember how a rollout ended, and of each kind of failure the first."""
+        self.said(line.brief())
+        if (fault := line.outcome.fault) is not None:
+            said = f"{line.task} ({line.rollout}): {fault.message}"
+            self._first_failures.setdefault(fault.code, said)
 
     def take(self) -> RunSnapshot:
         """Return the run, now."""
@@ -68,6 +77,7 @@ class Snapshots:
             actions=figures.actions_finished,
             retries=figures.retries_total,
             faults=dict(figures.faults),
+            first_failures=dict(self._first_failures),
             boxes_alive=sum(worker.boxes_alive for worker in seen),
             boxes_leaked=sum(worker.boxes_leaked for worker in seen),
             isolation=_isolation(seen),

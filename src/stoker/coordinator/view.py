@@ -67,6 +67,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     retries: int
     faults: dict[str, int]
     """By code."""
+    first_failures: dict[str, str] = {}
+    """Fault code → which rollout failed with it first under this coordinator, and what was said."""
     boxes_alive: int
     boxes_leaked: int
     isolation: dict[str, str]
