@@ -8,7 +8,7 @@ import typer
 
 from stoker.broker.base import JournalRequest, RolloutSummary
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
-from stoker.cli.output import answers, duration, table, write_json
+from stoker.cli.output import answers, counted, duration, table, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.errors import ArtifactDamaged, BadInput
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from stoker.cli.summaries import Read
 
 _STYLES = {"completed": "green", "truncated": "yellow", "failed": "red", "ambiguous": "magenta"}
+_NAMED_MAX = 3
 
 
 class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,9 +131,15 @@ def _chosen(rows: list[RolloutRow], name: str) -> RolloutId:
     if len(found) == 1:
         return RolloutId(found[0].rollout_id)
     if not found:
-        raise BadInput(f"This run has no rollout {name!r}; it has {len(rows)} rollouts.")
-    several = ", ".join(row.rollout_id for row in found[:3])
-    raise BadInput(f"{name!r} may be any of {len(found)} rollouts: {several} …")
+        raise BadInput(
+            f"This run has no rollout {name!r}; it has {counted(len(rows), 'rollout')}, which "
+            "`stoker show RUN` lists."
+        )
+    several = ", ".join(row.rollout_id for row in found[:_NAMED_MAX])
+    more = " …" if len(found) > _NAMED_MAX else ""
+    raise BadInput(
+        f"{name!r} may be any of {len(found)} rollouts: {several}{more}; name one by its id"
+    )
 
 
 def _row(summary: RolloutSummary) -> RolloutRow:
@@ -154,6 +161,7 @@ def _row(summary: RolloutSummary) -> RolloutRow:
 
 def _print_rows(rows: list[RolloutRow]) -> None:
     made = table("rollout", "task", ">#", "outcome", ">reward", ">steps", ">actions", ">time")
+    made.columns[0].no_wrap = True  # an id in two pieces could not be copied
     for row in rows:
         kind = str(row.outcome.kind) if row.outcome else "open"
         made.add_row(
