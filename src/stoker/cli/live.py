@@ -201,10 +201,10 @@ def _boxes(snapshot: RunSnapshot) -> Text:
     leaked = snapshot.boxes_leaked
     text = Text(f"{snapshot.boxes_alive} alive, ")
     text.append(f"{leaked} leaked", "bold red" if leaked else "green")
+    if snapshot.accept_shared_kernel:  # first: what a narrow terminal cuts off must not be this
+        text.append("  shared kernel accepted", "yellow")
     for name, got in sorted(snapshot.isolation.items()):
         text.append(f"  {clean(name)}: {clean(got)}")
-    if snapshot.accept_shared_kernel:
-        text.append("  shared kernel accepted", "yellow")
     return text
 
 
