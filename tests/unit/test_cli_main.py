@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from typer import BadParameter
 
 from stoker import __version__
 from stoker.cli import main as cli
@@ -88,3 +89,10 @@ def test_program_names(tmp_path: Path) -> None:
     assert program_of(str(odd)) == (odd, None)
     with pytest.raises(ProgramInvalid, match=r"no program file .*absent\.py\."):
         program_of(f"{tmp_path}/absent.py:repair")
+
+
+def test_a_question_keeps_its_own_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = BadParameter("Did you mean 'run'?")
+    code, _, err = outcome(capsys, "x", raises=asked)
+    assert code == 2
+    assert "Did you mean 'run'? See: stoker --help" in err

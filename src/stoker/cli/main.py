@@ -129,7 +129,8 @@ def _usage(error: Exception) -> str:
         return ""
     context = getattr(error, "ctx", None)
     where = context.command_path if context is not None else "stoker"
-    return f"{message}. See: {where} --help"
+    stop = "" if message.endswith("?") else "."
+    return f"{message}{stop} See: {where} --help"
 
 
 def _reader_left() -> int:
