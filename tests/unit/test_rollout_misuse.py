@@ -44,6 +44,20 @@ def test_a_verb_never_awaited_is_reported_with_its_line() -> None:
     assert "test_rollout_misuse.py:" in outcome.fault.message
 
 
+def test_a_result_asked_of_a_verb_that_was_not_awaited_names_what_is_missing() -> None:
+    @stoker.rollout
+    async def program(ctx: stoker.Context, task: stoker.Task) -> float:
+        box: Any = ctx.environment()
+        await box.run(["true"])
+        return 1.0
+
+    outcome = drive(program).outcome
+    assert outcome is not None
+    assert outcome.fault is not None
+    assert "no 'run' before the verb made at test_rollout_misuse.py:" in outcome.fault.message
+    assert "is awaited; write await" in outcome.fault.message
+
+
 @pytest.mark.parametrize(
     ("misuse", "says"),
     [

@@ -47,6 +47,16 @@ class Operation(Generic[T]):
         result: T = yield self
         return result
 
+    if not TYPE_CHECKING:  # else a type checker would believe in any name
+
+        def __getattr__(self, name: str) -> object:
+            """Say what was forgotten: results have attributes, a verb is awaited first."""
+            if name == "origin" or name.startswith("__"):
+                raise AttributeError(name)
+            raise AttributeError(
+                f"no {name!r} before the verb made at {self.origin} is awaited; write await"
+            )
+
     def adopt(self) -> None:
         """Count as used: something will await it."""
         if self in self.trampoline.unawaited:
