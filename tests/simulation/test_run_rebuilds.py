@@ -91,7 +91,12 @@ class Scene:
         return [action for append in self.parts.appends for action in append.submits]
 
     def ended(
-        self, path: str, fault: FaultRecord | None = None, *, worker: WorkerId = FIRST
+        self,
+        path: str,
+        fault: FaultRecord | None = None,
+        *,
+        worker: WorkerId = FIRST,
+        status: CompletionStatus = CompletionStatus.OK,
     ) -> ActionId:
         """The ledger tells how the action at ``path`` ended."""
         lost = fault is not None and fault.code == LOST.code
@@ -99,7 +104,7 @@ class Scene:
         completion = Completion(
             action_id=action_id,
             fence=Fence(1),
-            status=CompletionStatus.OK if fault is None else CompletionStatus.ERROR,
+            status=status if fault is None else CompletionStatus.ERROR,
             attempt=1,
             worker_id=worker,
             fault=fault,
@@ -179,6 +184,40 @@ def test_a_retry_during_a_rebuild_waits_too(scene: Scene) -> None:
     scene.ended("0~g1", worker=SECOND)
     scene.ended("1~g1", worker=SECOND)
     assert scene.action("3~g1").holder == SECOND
+
+
+def test_a_step_that_ends_otherwise_than_before_does_not_rebuild_anything(scene: Scene) -> None:
+    """It had ended in time and now did not: another state than the program knows would stand."""
+    scene.ended("2", LOST)
+    scene.ended("0~g1", worker=SECOND)
+    scene.ended("1~g1", worker=SECOND, status=CompletionStatus.TIMED_OUT)
+    assert scene.parts.closed == [SECOND]
+    assert "2~g1" not in [one.path for one in scene.submitted]
+    scene.ended("0~g2", worker=SECOND)
+    scene.ended("1~g2", worker=SECOND)
+    assert scene.action("2~g2").holder == SECOND
+
+
+def test_a_step_that_timed_out_before_may_do_so_again(scene: Scene) -> None:
+    scene.ended("2", status=CompletionStatus.TIMED_OUT)
+    scene.turn(calls=(run("3"),))
+    scene.ended("3", LOST)
+    for path in ("0~g1", "1~g1"):
+        scene.ended(path, worker=SECOND)
+    scene.ended("2~g1", worker=SECOND, status=CompletionStatus.TIMED_OUT)
+    assert scene.action("3~g1").holder == SECOND
+
+
+def test_nothing_runs_in_what_could_not_be_rebuilt(scene: Scene) -> None:
+    scene.ended("2", LOST)
+    for life in range(1, GENERATIONS_MAX):
+        scene.ended(f"0~g{life}", worker=SECOND)
+        scene.ended(f"1~g{life}", BoxFailed("it broke").record(), worker=SECOND)
+    assert scene.parts.closed == [SECOND] * (GENERATIONS_MAX - 1)
+    scene.turn(calls=(run("3"),))
+    late = scene.action("3")
+    assert late.holder is None
+    assert late.generation == GENERATIONS_MAX
 
 
 def test_a_loss_told_after_the_rebuild_does_not_begin_another(scene: Scene) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from dataclasses import dataclass, field
 
+from stoker.model.completion import CompletionStatus
 from stoker.model.events import Verb
 from stoker.model.ids import ActionId, CallPath
 
@@ -28,3 +29,5 @@ class Call:
     task: asyncio.Task[None] | None = None
     """Its running model call."""
     timer: asyncio.TimerHandle | None = None
+    status: CompletionStatus = CompletionStatus.OK
+    """How it ended, once it has: when it is run again for a rebuild, it must end the same way."""

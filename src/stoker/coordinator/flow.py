@@ -251,6 +251,7 @@ class Flow:
             return False
         arguments = msgspec.msgpack.decode(call.arguments, type=BoxArguments)
         environment = rollout.environments[arguments.environment]
+        call.status = completion.status
         environment.log.append(call)
         environment.replayable &= arguments.replayable
         return True

@@ -75,7 +75,7 @@ class Restorer:
                 continue
             restoration.running = None
             restoration.spent.append(completion.action_id)
-            if completion.status in _DONE and completion.attempt and not completion.box_gone:
+            if _as_before(restoration.steps[0], completion):
                 self._went(rollout, environment, restoration, completion)
             else:
                 self._failed(rollout, environment, restoration, completion)
@@ -145,6 +145,7 @@ class Restorer:
         completion: Completion,
     ) -> None:
         environment.restoration = None
+        self._close(rollout, environment)
         waiting = [call for call in restoration.parked if call.path in rollout.calls]
         if waiting and environment.restorable():
             self._build(rollout, environment, waiting, restoration.spent)
@@ -154,8 +155,23 @@ class Restorer:
             f"environment {environment.environment_id} was lost and could not be rebuilt "
             f"(generation {environment.generation}: {completion.status}); its rollout is told"
         ).record()
+        environment.generation += 1
         self._flow.submit(rollout, [], acknowledges=tuple(restoration.spent))
         for call in waiting:
             self._flow.arrived(
                 rollout, Result(path=call.path, fault=fault, spent=tuple(call.spent))
             )
+
+    def _close(self, rollout: ActiveRollout, environment: Environment) -> None:
+        """Let go of a life that was opened and could not be rebuilt; nothing may run in it."""
+        if environment.holder is not None:
+            close = self._flow.parts.factory.close(rollout, environment)
+            rollout.routes[close.action_id] = environment.path
+            environment.holder = None
+            self._flow.submit(rollout, [close])
+
+
+def _as_before(step: Call, completion: Completion) -> bool:
+    """Whether a step of a rebuild did again what it had done: else another state would stand."""
+    ended = completion.status in _DONE and completion.fault is None and completion.attempt > 0
+    return ended and not completion.box_gone and completion.status is step.status

@@ -15,6 +15,7 @@ from stoker.coordinator.rebuild import Standing, generations, rebuild, returned
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import ActionState
+from stoker.model.completion import CompletionStatus
 from stoker.model.events import Issued, Verb, decode_event
 from stoker.model.ids import ActionId, CallPath, RolloutId, RunId, action_id, environment_id
 from stoker.rollout.arguments import BoxArguments, EnvironmentArguments
@@ -91,14 +92,15 @@ class Resumer:
             if issued.verb is Verb.ENVIRONMENT and delivered.fault is None:
                 rollout.environments[issued.path].holder = delivered.worker_id
             elif issued.verb in {Verb.RUN, Verb.WRITE} and delivered.changed:
-                self._log(rollout, issued)
+                self._log(rollout, issued, CompletionStatus(delivered.status))
         for path, restored in standing.restored.items():
             environment = rollout.environments[path]
             environment.generation = restored.generation
             environment.holder = restored.worker_id
 
-    def _log(self, rollout: ActiveRollout, issued: Issued) -> None:
+    def _log(self, rollout: ActiveRollout, issued: Issued, status: CompletionStatus) -> None:
         call = self._call(issued, 0.0)
+        call.status = status
         arguments = msgspec.msgpack.decode(call.arguments, type=BoxArguments)
         environment = rollout.environments[arguments.environment]
         environment.log.append(call)
