@@ -5,21 +5,23 @@ The coordinator's flow and router run as they are; appends are kept instead of s
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind
 from stoker.coordinator.events import EventRouter
 from stoker.coordinator.flow import Flow
+from stoker.coordinator.hosts import HISTORY_BYTES_MAX, HostPool
 from stoker.coordinator.rollouts import ActiveRollout, Result
+from stoker.errors import WireViolation
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 from stoker.model.events import Verb
 from stoker.model.ids import ActionId, CallPath, Fence, WorkerId
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.value import Value, canonical_bytes
 from stoker.rollout.arguments import EnvironmentArguments
-from stoker.rollout.messages import HostCall, Turn
+from stoker.rollout.messages import HostCall, RecordedResult, RecordedTurn, Turn
 from support.flows import Anything, Parts
 from support.journals import ADMITTED
 
@@ -132,6 +134,29 @@ def test_a_result_that_is_damaged_on_the_disk_ends_its_own_rollout_only(scene: S
     assert scene.rollout.faults == ["artifact_damaged"]
     assert scene.rollout.finished
     assert scene.opening in scene.parts.acknowledged
+
+
+def test_what_does_not_fit_a_message_ends_its_own_rollout_only(scene: Scene) -> None:
+    class Hosts(Anything):
+        def deliver(self, *_: object) -> None:
+            raise WireViolation("a message is over the limit; it was not sent")
+
+    scene.flow.hosts = Hosts()  # type: ignore[assignment]
+    scene.opened()
+    assert scene.rollout.faults == ["wire_violation"]
+    assert scene.parts.closed == [WORKER]
+
+
+def test_a_history_too_long_to_be_replayed_ends_its_own_rollout_only(scene: Scene) -> None:
+    async def replayed() -> None:
+        scene.flow.hosts = HostPool(cast("Any", Anything()).spawn, 1)
+        value = b"x" * (HISTORY_BYTES_MAX // 2 + 1)
+        result = RecordedResult(path=OPENING.path, value=value, fault=None, at=0.0)
+        turns = (RecordedTurn(result=result, calls=()),) * 2
+        scene.flow.restart_on_host(scene.rollout, turns)
+
+    asyncio.run(replayed())
+    assert scene.rollout.faults == ["wire_violation"]
 
 
 def test_results_nobody_knew_are_settled_with_the_outcome(scene: Scene) -> None:

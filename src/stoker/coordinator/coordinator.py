@@ -288,7 +288,8 @@ class Coordinator:
         passed = standing.at - standing.admitted.at  # a run resumed next week is not out of time
         self._enter(rollout, max(0.0, standing.admitted.timeout_seconds - passed))
         self.flow.resume(rollout, tuple(standing.turns))
-        self._relaunch(rollout, standing)
+        if not rollout.finished:
+            self._relaunch(rollout, standing)
 
     def _restart(self, rollout: ActiveRollout) -> None:
         """End an unfinished rollout of before a restart; its place is admitted anew."""

@@ -88,7 +88,10 @@ class Flow:
     def _start(self, rollout: ActiveRollout, history: tuple[RecordedTurn, ...]) -> None:
         rollout.in_turn = True
         rollout.replaying = bool(history)
-        self.hosts.place(rollout, history)
+        try:
+            self.hosts.place(rollout, history)
+        except StokerError as error:  # its history is too long to be sent
+            self.fail(rollout, error.record())
 
     # --- results in --------------------------------------------------------------------------
 
@@ -119,20 +122,18 @@ class Flow:
         result.at = self.parts.clock.now().wall
         try:
             content = None if result.value is None else self.parts.artifacts.get(result.value)
-        except StokerError as error:  # damaged on the disk: this rollout's end, not the run's
-            self.fail(rollout, error.record())
-            return
-        reach(DELIVER_BEFORE)
-        self.hosts.deliver(
-            rollout,
-            Deliver(
+            message = Deliver(
                 rollout_id=rollout.rollout_id,
                 path=result.path,
                 value=content,
                 fault=result.fault,
                 at=result.at,
-            ),
-        )
+            )
+            reach(DELIVER_BEFORE)
+            self.hosts.deliver(rollout, message)
+        except StokerError as error:  # damaged on the disk, or too large: this rollout's end only
+            self.fail(rollout, error.record())
+            return
         reach(DELIVER_AFTER)
 
     def drop(

@@ -33,7 +33,10 @@ from stoker.rollout.messages import (
     Stuck,
     Turn,
 )
+from stoker.wire.frames import FRAME_BYTES_MAX
 
+HISTORY_BYTES_MAX = FRAME_BYTES_MAX * 7 // 8
+"""Results and arguments of a replay together; the rest of its frame is for everything else."""
 STRIKES_MAX = 4
 """A rollout that ended this many hosts is given up."""
 _UNLOADED_MAX = 4
@@ -103,12 +106,12 @@ class _Slot:
     task: asyncio.Task[None] | None = None
 
     def send(self, message: StartRollout | Deliver | Evict) -> None:
-        if not isinstance(message, Evict):
-            self.owed[message.rollout_id] = None
         if self.link is None:
             self.backlog.append(message)
         else:
             self.link.send(message)
+        if not isinstance(message, Evict):
+            self.owed[message.rollout_id] = None
 
 
 class HostPool:
@@ -143,7 +146,12 @@ class HostPool:
     # --- rollouts ----------------------------------------------------------------------------
 
     def place(self, rollout: ActiveRollout, history: tuple[RecordedTurn, ...]) -> None:
-        """Give ``rollout`` a host and start it there, by replay when it has a history."""
+        """Give ``rollout`` a host and start it there, by replay when it has a history.
+
+        Raises:
+            WireViolation: its history does not fit a message.
+        """
+        _check_fits(rollout, history)
         if rollout.quarantined:
             slot = self._open(quarantine=True)
         else:
@@ -165,7 +173,11 @@ class HostPool:
         )
 
     def deliver(self, rollout: ActiveRollout, message: Deliver) -> None:
-        """Put a result into a program."""
+        """Put a result into a program.
+
+        Raises:
+            WireViolation: it does not fit a message; nothing was sent.
+        """
         if rollout.host is not None:
             self._slots[rollout.host].send(message)
 
@@ -302,6 +314,18 @@ class HostPool:
             self.first_loaded.set_exception(error)
         else:
             self.listener.broke(error)
+
+
+def _check_fits(rollout: ActiveRollout, history: tuple[RecordedTurn, ...]) -> None:
+    results = (turn.result.value or b"" for turn in history if turn.result is not None)
+    calls = (call.arguments.inline or b"" for turn in history for call in turn.calls)
+    size = sum(map(len, results)) + sum(map(len, calls))
+    if size > HISTORY_BYTES_MAX:
+        raise WireViolation(
+            f"rollout {rollout.rollout_id} has seen {size} bytes of results, which cannot be "
+            f"replayed: a host takes {HISTORY_BYTES_MAX}; it was ended; read or export less",
+            rollout_id=rollout.rollout_id,
+        )
 
 
 def _suspects(slot: _Slot) -> list[ActiveRollout]:

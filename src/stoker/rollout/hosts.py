@@ -123,9 +123,9 @@ class HostProcess:
 
     def send(self, message: msgspec.Struct) -> None:
         """Queue a message (``ToHost``); never blocks."""
+        self._channel.send(message)  # raises where it is too large: then no answer is owed
         if isinstance(message, StartRollout | Deliver):
             self._unanswered[message.rollout_id] = None
-        self._channel.send(message)
 
     async def drain(self) -> None:
         """Wait until the host has taken enough of what was queued."""
