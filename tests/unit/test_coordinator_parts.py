@@ -1,7 +1,10 @@
 """Parts of the coordinator on their own: starting model calls, sending turns."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any, cast
+
+import pytest
 
 from stoker.broker.base import (
     Append,
@@ -13,11 +16,14 @@ from stoker.broker.base import (
 from stoker.coordinator.appender import BATCH_BYTES_MAX, Appender
 from stoker.coordinator.calls import Call
 from stoker.coordinator.dispatch import Dispatcher
+from stoker.coordinator.hosts import HostPool
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.model.events import Verb
 from stoker.model.generation import GenerateArguments, Generation
 from stoker.model.ids import CallPath, Fence, RolloutId, RunId
 from stoker.model.value import canonical_bytes
+from stoker.rollout.messages import Loaded, Turn
+from support.flows import Anything
 from support.journals import ADMITTED
 
 
@@ -73,3 +79,55 @@ def test_turns_that_waited_together_are_sent_in_frames_that_fit() -> None:
 
     asyncio.run(scenario())
     assert [len(batch) for batch in batches] == [4, 4, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [(KeyError("a bug"), "internal"), (OSError("no space left on device"), "host_lost")],
+)
+def test_what_the_coordinator_raises_over_a_turn_ends_the_run_and_is_not_tried_again(
+    raised: Exception, told: str
+) -> None:
+    class Link(Anything):
+        async def messages(self) -> AsyncIterator[object]:
+            yield Loaded(
+                name="p",
+                version="1",
+                source_digest="d",
+                python="3.11",
+                hash_seed=0,
+                boxes=0,
+                timeout_seconds=1.0,
+                pid=1,
+            )
+            await asyncio.sleep(0)
+            yield Turn(rollout_id=ADMITTED.rollout_id)
+            await asyncio.Event().wait()
+
+        async def end(self) -> None:
+            pass
+
+    async def scenario() -> None:
+        broken: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+
+        class Listener(Anything):
+            def turned(self, *_: object) -> None:
+                raise raised
+
+            def broke(self, error: Exception) -> None:
+                if not broken.done():
+                    broken.set_result(error)
+
+        async def spawn(_number: int) -> Any:
+            return Link()
+
+        pool = HostPool(spawn, 1)
+        pool.listener = cast("Any", Listener())
+        await pool.start()
+        pool.place(ActiveRollout(admitted=ADMITTED, seq=0), ())
+        error = await asyncio.wait_for(broken, 10)
+        await pool.close()
+        assert getattr(error, "code", "") == told
+        assert str(raised) in str(error)
+
+    asyncio.run(scenario())

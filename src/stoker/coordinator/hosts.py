@@ -17,7 +17,7 @@ from typing import Protocol
 import msgspec
 
 from stoker.coordinator.rollouts import ActiveRollout
-from stoker.errors import HostLost, ProgramInvalid, WireViolation
+from stoker.errors import HostLost, InternalError, ProgramInvalid, StokerError, WireViolation
 from stoker.model.events import Verb
 from stoker.model.ids import RolloutId
 from stoker.rollout.messages import (
@@ -215,6 +215,7 @@ class HostPool:
         self._slots[slot.number] = slot
         serving = self._serve(slot, after_seconds)
         slot.task = asyncio.create_task(serving, name=f"host {slot.number}")
+        slot.task.add_done_callback(self._served)
         return slot
 
     def _end(self, slot: _Slot) -> None:
@@ -236,11 +237,19 @@ class HostPool:
         except WireViolation:
             pass  # treated as a dead host: its rollouts are replayed elsewhere
         except OSError as error:
-            self._broke(HostLost(f"a program host could not be started ({error})"))
+            what = "start a program host" if slot.link is None else "store what a program gave"
+            self._broke(HostLost(f"the coordinator could not {what} ({error}); resume the run"))
         finally:
             if slot.link is not None:
                 await asyncio.shield(slot.link.end())
             self._gone(slot)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        """End the run over what was raised here: the next host would meet the same, for ever."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            bug = InternalError(f"the coordinator met a bug: {error!r}")
+            self._broke(error if isinstance(error, StokerError) else bug)
 
     def _heard(self, slot: _Slot, message: FromHost) -> None:
         if isinstance(message, Loaded):
