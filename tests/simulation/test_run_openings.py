@@ -16,7 +16,7 @@ from stoker.coordinator.hosts import HISTORY_BYTES_MAX, HostPool
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import WireViolation
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
-from stoker.model.events import Verb
+from stoker.model.events import Admitted, Finished, Issued, Verb, decode_event
 from stoker.model.ids import ActionId, CallPath, Fence, WorkerId
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.value import Value, canonical_bytes
@@ -134,6 +134,19 @@ def test_a_result_that_is_damaged_on_the_disk_ends_its_own_rollout_only(scene: S
     assert scene.rollout.faults == ["artifact_damaged"]
     assert scene.rollout.finished
     assert scene.opening in scene.parts.acknowledged
+
+
+def test_a_turn_that_cannot_be_carried_out_is_not_journalled_in_part(scene: Scene) -> None:
+    """Its calls are missing: a replay would take the program for nondeterministic."""
+    scene.opened()
+    unknown = canonical_bytes(EnvironmentArguments(baseline="nowhere", worker_class=None))
+    call = HostCall(path=CallPath("1"), verb=Verb.ENVIRONMENT, digest="e", arguments=unknown)
+    scene.turn(calls=(call,))
+    assert scene.rollout.finished
+    journal = [decode_event(event) for append in scene.parts.appends for event in append.events]
+    assert [type(event) for event in journal] == [Admitted, Issued, Finished]
+    assert scene.opening in scene.parts.acknowledged
+    assert scene.parts.closed == [WORKER]
 
 
 def test_what_does_not_fit_a_message_ends_its_own_rollout_only(scene: Scene) -> None:

@@ -15,14 +15,17 @@ from stoker.broker.base import (
 )
 from stoker.coordinator.appender import BATCH_BYTES_MAX, Appender
 from stoker.coordinator.calls import Call
+from stoker.coordinator.checking import Checker
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.hosts import HostPool
+from stoker.coordinator.rebuild import Standing
 from stoker.coordinator.rollouts import ActiveRollout, Result
+from stoker.errors import NonDeterministicRollout
 from stoker.model.events import Verb
 from stoker.model.generation import GenerateArguments, Generation
 from stoker.model.ids import CallPath, Fence, RolloutId, RunId
 from stoker.model.value import canonical_bytes
-from stoker.rollout.messages import Loaded, Turn
+from stoker.rollout.messages import Differed, Loaded, Turn
 from support.flows import Anything
 from support.journals import ADMITTED
 
@@ -131,3 +134,43 @@ def test_what_the_coordinator_raises_over_a_turn_ends_the_run_and_is_not_tried_a
         assert str(raised) in str(error)
 
     asyncio.run(scenario())
+
+
+def test_a_check_replay_that_differs_is_counted_and_logged() -> None:
+    differs = NonDeterministicRollout("call number 3 differs").record()
+    counted: list[str] = []
+    logged: list[dict[str, object]] = []
+
+    class Link(Anything):
+        async def messages(self) -> AsyncIterator[object]:
+            yield Differed(rollout_id=ADMITTED.rollout_id, fault=differs)
+
+        async def end(self) -> None:
+            pass
+
+    class Told(Anything):
+        def fault(self, code: str) -> None:
+            counted.append(code)
+
+        def event(self, name: str, **fields: object) -> None:
+            logged.append({"name": name, **fields})
+
+        async def standing(self, *_: object) -> Standing:
+            return Standing(admitted=ADMITTED)
+
+    async def scenario() -> None:
+        async def spawn(_number: int) -> Any:
+            return Link()
+
+        told = cast("Any", Told())
+        checker = Checker(spawn, told, ADMITTED.run_id, 1.0, told, told)
+        checker.finished(ADMITTED.rollout_id)
+        running = asyncio.create_task(checker.run())
+        while not checker.checked:
+            await asyncio.sleep(0)
+        running.cancel()
+
+    asyncio.run(scenario())
+    assert counted == ["non_deterministic"]
+    (line,) = logged
+    assert (line["rollout"], line["message"]) == (ADMITTED.rollout_id, differs.message)

@@ -9,11 +9,13 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.hosts import HostLink
 from stoker.coordinator.rebuild import check_of
 from stoker.coordinator.resuming import Resumer
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import RolloutId, RunId
+from stoker.observe.log import Log
 from stoker.rollout.messages import Differed, Evict, FromHost, Stuck, Turn
 
 _QUEUE_MAX = 100
@@ -29,13 +31,15 @@ class Checker:
         resumer: Resumer,
         run_id: RunId,
         share: float,
-        found: Callable[[RolloutId, FaultRecord], None],
+        figures: RunFigures,
+        log: Log,
     ) -> None:
         self._spawn = spawn
         self._resumer = resumer
         self._run_id = run_id
         self._share = share
-        self._found = found
+        self._figures = figures
+        self._log = log
         self._queue: deque[RolloutId] = deque(maxlen=_QUEUE_MAX)
         self._wake = asyncio.Event()
         self.checked = 0
@@ -85,3 +89,15 @@ class Checker:
                 self.checked += 1
                 return True
         return False
+
+    def _found(self, rollout_id: RolloutId, fault: FaultRecord) -> None:
+        self._figures.fault(fault.code)
+        self._log.event(
+            "fault",
+            level="warning",
+            rollout=rollout_id,
+            code=fault.code,
+            side=fault.side,
+            taints=False,
+            message=fault.message,
+        )

@@ -261,7 +261,8 @@ class _Execution:
             resumer,
             plan.run_id,
             settings.program.check_replays,
-            lambda _, fault: figures.fault(fault.code),
+            figures,
+            self._log,
         )
         coordinator = Coordinator(
             Parts(

@@ -180,9 +180,9 @@ class Flow:
             events += self._delivered(rollout, result)
         try:
             calls, actions, issued = self._issue(rollout, turn)
-        except StokerError as error:
-            self._append(rollout, events, acknowledges=spent)
-            self.finish(rollout, Outcome(kind=OutcomeKind.FAILED, fault=error.record()))
+        except StokerError as error:  # not journalled: half a turn could not be replayed
+            failed = Outcome(kind=OutcomeKind.FAILED, fault=error.record())
+            self.finish(rollout, failed, acknowledges=spent)
             return
         events += issued
         spent = (*spent, *rollout.earlier(turn.withdrawn))
