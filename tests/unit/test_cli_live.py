@@ -8,7 +8,7 @@ from rich.console import Console
 
 from stoker.cli import live
 from stoker.cli.live import frame, progress_line, watching
-from stoker.coordinator.view import RunSnapshot
+from stoker.coordinator.view import ClassView, RunSnapshot
 from support.snapshots import LANE, SNAPSHOT
 
 
@@ -111,3 +111,12 @@ def test_a_stopped_terminal_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatc
         for _ in range(1000):
             observer(SNAPSHOT)
     stopped.set()
+
+
+def test_a_class_with_work_and_no_worker_is_named_in_the_progress_line() -> None:
+    assert "no worker" not in progress_line(SNAPSHOT)
+    alone = ClassView(
+        queued=2, running=0, slots=0, oldest_queued_seconds=9.0, finished=0, busy_share=0.0
+    )
+    said = progress_line(changed(classes={"code": alone, "fast": SNAPSHOT.classes["fast"]}))
+    assert " · 5 queued, no worker serves code · " in said

@@ -132,11 +132,15 @@ def progress_line(snapshot: RunSnapshot) -> str:
     lane = snapshot.lane
     queued = sum(one.queued for one in snapshot.classes.values())
     outcomes = f" ({_counts(snapshot.outcomes)})" if snapshot.outcomes else ""
+    unserved = [
+        name for name, one in sorted(snapshot.classes.items()) if one.queued > one.slots == 0
+    ]
+    waiting = f", no worker serves {', '.join(unserved)}" if unserved else ""
     return clean(
         f"{snapshot.run_id} {snapshot.state} {duration(snapshot.seconds)} · "
         f"{_finished(snapshot)}/{snapshot.rollouts_total} finished{outcomes} · "
         f"{snapshot.rollouts_active} active · lane {percent(lane.active_share)} active, "
-        f"{lane.running}/{lane.window} running, {lane.ready} ready · {queued} queued · "
+        f"{lane.running}/{lane.window} running, {lane.ready} ready · {queued} queued{waiting} · "
         f"{snapshot.boxes_leaked} boxes leaked"
     )
 
