@@ -258,6 +258,12 @@ def test_a_resumed_coordinator_sees_which_calls_waited_for_the_rebuild(scene: Sc
     assert [path for path, call in calls.items() if not call.worker_class] == ["3"]
 
 
+def test_a_resumed_coordinator_knows_what_was_given_up(scene: Scene) -> None:
+    """It is cancelled again, and acknowledged when it ends: the first cancel may not have gone."""
+    scene.turn(withdrawn=(CallPath("2"),), calls=(run("3"),))
+    assert scene.resumed().given_up == [scene.action("2").action_id]
+
+
 def test_a_resumed_coordinator_goes_on_with_the_latest_try_of_the_latest_life(scene: Scene) -> None:
     refused = BoxFailed("no program could begin").record()
     scene.ended("2", refused)

@@ -24,6 +24,7 @@ from stoker.model.value import canonical_bytes
 from stoker.rollout.arguments import BoxArguments, CallArguments, EnvironmentArguments
 
 OPENING_TOOL = "environment.open"
+CLOSING_TOOL = "environment.close"
 TOOLS = {
     Verb.ENVIRONMENT: OPENING_TOOL,
     Verb.RUN: "box.run",
@@ -120,7 +121,7 @@ class ActionFactory:
             path=path,
             step=max(0, rollout.history.calls - 1),
             worker_class=environment.worker_class,
-            tool="environment.close",
+            tool=CLOSING_TOOL,
             input=self._artifacts.put(b""),
             effect=Effect.CONTAINED,
             priority=1,
@@ -140,7 +141,7 @@ class ActionFactory:
             opened,
             action_id=action_id(opened.rollout_id, path),
             path=path,
-            tool="environment.close",
+            tool=CLOSING_TOOL,
             input=self._artifacts.put(b""),
             priority=1,
             timeout_seconds=_CLOSE_SECONDS,

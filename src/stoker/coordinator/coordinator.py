@@ -290,6 +290,8 @@ class Coordinator:
         self.flow.resume(rollout, tuple(standing.turns))
         if not rollout.finished:
             self._relaunch(rollout, standing)
+            if rollout.given_up:  # perhaps the coordinator before had no time to say so
+                self.cancel(rollout.given_up)
 
     def _restart(self, rollout: ActiveRollout) -> None:
         """End an unfinished rollout of before a restart; its place is admitted anew."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import msgspec
 
 from stoker.broker.base import ActionsRequest, ActionView, JournalRequest, Ledger
+from stoker.coordinator.actions import CLOSING_TOOL
 from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import Environment
 from stoker.coordinator.rebuild import Standing, generations, rebuild, returned
@@ -55,7 +56,7 @@ class Resumer:
         for issued in standing.outstanding.values():
             rollout.calls[issued.path] = self._call(issued, now)
         self._environments(rollout, standing)
-        await self._routes(rollout)
+        await self._routes(rollout, standing)
         return rollout
 
     def waited(self, standing: Standing, call: Call) -> float:
@@ -106,9 +107,9 @@ class Resumer:
         environment.log.append(call)
         environment.replayable &= arguments.replayable
 
-    async def _routes(self, rollout: ActiveRollout) -> None:
+    async def _routes(self, rollout: ActiveRollout, standing: Standing) -> None:
         """Find the action that stands for each call now: the latest retry or generation."""
-        if not any(call.action_id for call in rollout.calls.values()) and not rollout.environments:
+        if not any(issued.action_id for issued in standing.issued.values()):
             return
         reply = await self._ledger.actions(ActionsRequest(rollout_id=rollout.rollout_id))
         over = {v.action.action_id for v in reply.actions if v.state is ActionState.ACKNOWLEDGED}
@@ -117,6 +118,12 @@ class Resumer:
             # what was acknowledged is never told again.
             while _reopening(rollout, environment) in over:
                 environment.generation += 1
+        given_up = standing.issued.keys() - standing.outstanding.keys()
+        given_up -= {delivered.path for delivered in standing.delivered}
+        for view in reply.actions:
+            path = CallPath(view.action.path.partition("~")[0])
+            if path in given_up and view.action.tool != CLOSING_TOOL:
+                rollout.routes[view.action.action_id] = path
         for call in rollout.calls.values():
             if call.action_id is None:
                 continue

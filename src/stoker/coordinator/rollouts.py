@@ -100,6 +100,11 @@ class ActiveRollout:
         rebuilds = (environment.restoration for environment in self.environments.values())
         return [one.running for one in rebuilds if one is not None and one.running is not None]
 
+    @property
+    def given_up(self) -> list[ActionId]:
+        """Actions on record of calls that nobody waits for any more."""
+        return [action_id for action_id, path in self.routes.items() if path not in self.calls]
+
     def earlier(self, paths: Iterable[CallPath]) -> list[ActionId]:
         """Return the ended actions that stood for calls before: nobody takes their results."""
         calls = [self.calls[path] for path in paths if path in self.calls]
