@@ -21,11 +21,12 @@ from stoker.coordinator.hosts import HostPool
 from stoker.coordinator.rebuild import Standing
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import NonDeterministicRollout
-from stoker.model.events import Verb
+from stoker.model.events import Finished, Verb
 from stoker.model.generation import GenerateArguments, Generation
 from stoker.model.ids import CallPath, Fence, RolloutId, RunId
+from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.value import canonical_bytes
-from stoker.rollout.messages import Differed, Loaded, Turn
+from stoker.rollout.messages import Differed, Loaded, ProgramOutcome, Turn
 from support.flows import Anything
 from support.journals import ADMITTED
 
@@ -136,14 +137,14 @@ def test_what_the_coordinator_raises_over_a_turn_ends_the_run_and_is_not_tried_a
     asyncio.run(scenario())
 
 
-def test_a_check_replay_that_differs_is_counted_and_logged() -> None:
-    differs = NonDeterministicRollout("call number 3 differs").record()
+def checked_against(message: object, outcome: Outcome) -> tuple[list[str], list[dict[str, Any]]]:
+    """Return codes counted and lines logged by a check of a rollout that ended as ``outcome``."""
     counted: list[str] = []
-    logged: list[dict[str, object]] = []
+    logged: list[dict[str, Any]] = []
 
     class Link(Anything):
         async def messages(self) -> AsyncIterator[object]:
-            yield Differed(rollout_id=ADMITTED.rollout_id, fault=differs)
+            yield message
 
         async def end(self) -> None:
             pass
@@ -156,7 +157,7 @@ def test_a_check_replay_that_differs_is_counted_and_logged() -> None:
             logged.append({"name": name, **fields})
 
         async def standing(self, *_: object) -> Standing:
-            return Standing(admitted=ADMITTED)
+            return Standing(admitted=ADMITTED, finished=Finished(outcome=outcome, at=1.0))
 
     async def scenario() -> None:
         async def spawn(_number: int) -> Any:
@@ -171,6 +172,43 @@ def test_a_check_replay_that_differs_is_counted_and_logged() -> None:
         running.cancel()
 
     asyncio.run(scenario())
+    return counted, logged
+
+
+COMPLETED = Outcome(kind=OutcomeKind.COMPLETED, reward=0.5, metrics={"tries": 2.0})
+
+
+def test_a_check_replay_that_differs_is_counted_and_logged() -> None:
+    differs = NonDeterministicRollout("call number 3 differs").record()
+    message = Differed(rollout_id=ADMITTED.rollout_id, fault=differs)
+    counted, (line,) = checked_against(message, COMPLETED)
     assert counted == ["non_deterministic"]
-    (line,) = logged
     assert (line["rollout"], line["message"]) == (ADMITTED.rollout_id, differs.message)
+
+
+@pytest.mark.parametrize(
+    ("ended", "says"),
+    [
+        (ProgramOutcome(reward=0.25, metrics={"tries": 2.0}), "ended completed, reward 0.25"),
+        (ProgramOutcome(reward=0.5, metrics={"tries": 3.0}), "metrics {'tries': 3.0}"),
+        (ProgramOutcome(truncated="tired"), "ended truncated, reward None"),
+        (None, "goes on where it had completed"),
+    ],
+)
+def test_a_check_replay_that_ends_otherwise_is_found(
+    ended: ProgramOutcome | None, says: str
+) -> None:
+    counted, (line,) = checked_against(
+        Turn(rollout_id=ADMITTED.rollout_id, outcome=ended), COMPLETED
+    )
+    assert counted == ["non_deterministic"]
+    assert says in line["message"]
+    assert "the recorded outcome stands" in line["message"]
+
+
+def test_a_check_replay_that_ends_the_same_or_was_cut_from_outside_is_no_finding() -> None:
+    same = ProgramOutcome(reward=0.5, metrics={"tries": 2.0})
+    turn = Turn(rollout_id=ADMITTED.rollout_id, outcome=same)
+    assert checked_against(turn, COMPLETED) == ([], [])
+    cut = Outcome(kind=OutcomeKind.TRUNCATED, reason="rollout timeout (5 s)")
+    assert checked_against(turn, cut) == ([], [])

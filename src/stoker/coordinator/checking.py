@@ -11,12 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.hosts import HostLink
-from stoker.coordinator.rebuild import check_of
+from stoker.coordinator.outcomes import outcome_of
+from stoker.coordinator.rebuild import Standing, check_of
 from stoker.coordinator.resuming import Resumer
+from stoker.errors import NonDeterministicRollout
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import RolloutId, RunId
+from stoker.model.outcome import OutcomeKind
 from stoker.observe.log import Log
-from stoker.rollout.messages import Differed, Evict, FromHost, Stuck, Turn
+from stoker.rollout.messages import Differed, Evict, FromHost, ProgramOutcome, Stuck, Turn
 
 _QUEUE_MAX = 100
 _ID_DIGITS = 8
@@ -82,6 +85,8 @@ class Checker:
         async for message in messages:
             if isinstance(message, Differed):
                 self._found(rollout_id, message.fault)
+            if isinstance(message, Turn) and (said := _other_ending(standing, message.outcome)):
+                self._found(rollout_id, NonDeterministicRollout(said).record())
             if isinstance(message, Stuck):
                 return False
             if isinstance(message, Turn | Differed):
@@ -101,3 +106,21 @@ class Checker:
             taints=False,
             message=fault.message,
         )
+
+
+def _other_ending(standing: Standing, ended: ProgramOutcome | None) -> str:
+    """Say how a completed rollout ends otherwise when replayed; the host compared its calls."""
+    recorded = standing.finished.outcome if standing.finished is not None else None
+    if recorded is None or recorded.kind is not OutcomeKind.COMPLETED:
+        return ""
+    again = outcome_of(ended, standing.tainted) if ended is not None else None
+    if again is None:
+        return "on replay the program goes on where it had completed; the recorded outcome stands"
+    told = f"reward {again.reward}, metrics {again.metrics}"
+    kept = f"reward {recorded.reward}, metrics {recorded.metrics}"
+    if again.kind is recorded.kind and told == kept:
+        return ""
+    return (
+        f"on replay the program ended {again.kind}, {told}; the recorded outcome stands: {kept}; "
+        "use ctx.random, ctx.now or ctx.local for what is not the same on every call"
+    )
