@@ -34,3 +34,11 @@ def test_a_command_to_copy_stays_on_one_line() -> None:
     lines = told(msgspec.structs.replace(SNAPSHOT, run_directory=directory), resumable=True)
     assert f"look closer with: stoker show {directory}" in lines
     assert f"work is left; go on with: stoker run … --resume {directory}" in lines
+
+
+def test_faults_that_failed_no_rollout_are_to_be_found_in_the_log() -> None:
+    lines = told(SNAPSHOT)
+    where = lines.index("faults met: box_failed 2")
+    assert lines[where + 1] == "  each is told in runs/run_0a1b2c3d4e5f/logs/coordinator.log"
+    alone = msgspec.structs.replace(SNAPSHOT, first_failures={"box_failed": "a (rol_1): no box"})
+    assert "told in" not in "\n".join(told(alone))

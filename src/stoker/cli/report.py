@@ -36,6 +36,11 @@ def summary(report: "RunReport") -> RenderableType:
             cell(f"  first {code}: {said}", "yellow", length=_SAID_MAX)
             for code, said in sorted(snapshot.first_failures.items())
         ]
+        if (
+            snapshot.faults.keys() - snapshot.first_failures.keys()
+        ):  # rollouts went on, or had ended
+            log = f"{snapshot.run_directory}/logs/coordinator.log"
+            first.append(cell(f"  each is told in {log}", "yellow"))
         lines[2:2] = [cell(f"faults met: {faults}", "yellow"), *first]
     if report.resumable:
         lines.append(
