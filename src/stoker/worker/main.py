@@ -27,6 +27,10 @@ from .log import open_log
 from .process import arm_faults
 from .service import Service
 
+_SWITCH_SECONDS = 0.0005
+"""How long a thread that tears a box down may keep the loop from running; Python's own 5 ms is as
+long as a whole step."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until told to end; return the exit status."""
@@ -42,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         level=settings.observe.log_level,
         worker=home.name,
     )
+    sys.setswitchinterval(_SWITCH_SECONDS)
     arm_faults()
     try:
         asyncio.run(_serve(home, settings, arguments.metrics_port, log))
