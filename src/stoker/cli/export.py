@@ -233,6 +233,6 @@ def _opener(kind: Format) -> Callable[[BinaryIO], RowWriter]:
     except ImportError as error:
         raise BadInput(
             "Parquet needs pyarrow, which cannot be imported here; nothing was written; get it "
-            f"with: pip install 'stoker[export]', or use --format jsonl ({error})"
+            f"with: pip install pyarrow, or use --format jsonl ({error})"
         ) from error
     return Parquet

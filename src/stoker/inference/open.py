@@ -15,7 +15,7 @@ from stoker.inference.sim import SimModel
 
 _FORMS = (
     "there are scripted:FILE (.py, .jsonl, .toml), sim:PROFILE (.toml) and "
-    "http://HOST:PORT[,http://HOST2:PORT]; torch: follows"
+    "http://HOST:PORT[,http://HOST2:PORT]"
 )
 
 
@@ -67,8 +67,7 @@ async def start_model(model: Model, stopped: Awaitable[None] | None = None) -> N
 def _open_http(spec: str, settings: ModelSettings) -> Model:
     if importlib.util.find_spec("aiohttp") is None:
         raise ConfigInvalid(
-            f"model {spec!r} needs an HTTP client, which is not installed: "
-            "pip install 'stoker[http]'"
+            f"model {spec!r} needs an HTTP client, which is not installed: pip install aiohttp"
         )
     from stoker.inference.http.model import HttpModel, servers  # noqa: PLC0415 - an extra
 
