@@ -160,3 +160,9 @@ def test_a_call_that_cannot_be_carried_out_is_refused(request_: CallRequest) -> 
     action = make_action("call", b"")
     with pytest.raises(ToolRefused):
         calls.plan(request_, action, 1, policy=ExecutionPolicy(), isolation=Isolation.PROCESS)
+
+
+def test_an_error_names_the_innermost_line_of_the_tools_own_file(tmp_path: Path) -> None:
+    body = "import json\n\ndef tool():\n    return json.loads('{')\n"
+    assert ask(tmp_path, body)[0]["error"].endswith("tools_under_test.py:4)")
+    assert ask(tmp_path, "\n1 / 0\n")[0]["error"].endswith("tools_under_test.py:2)")

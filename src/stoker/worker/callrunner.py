@@ -122,6 +122,17 @@ def load(path: str) -> object:
     return module
 
 
+def where(error: BaseException, path: str) -> str:
+    """Return the innermost line of the tool's own file that ``error`` passed, or nothing."""
+    line = 0
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename == path:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    return f" (at {os.path.basename(path)}:{line})" if line else ""  # noqa: PTH119 - see above
+
+
 def call(request: dict) -> str:  # type: ignore[type-arg]  # decoded JSON
     """Return the answer to ``request``: its value, or the error as text; always JSON."""
     try:
@@ -135,7 +146,9 @@ def call(request: dict) -> str:  # type: ignore[type-arg]  # decoded JSON
         import traceback  # noqa: PLC0415 - only when something broke
 
         traceback.print_exc()
-        return json.dumps({"error": f"{type(error).__name__}: {error}"[:TEXT_MAX]})
+        place = where(error, request["module"])
+        text = f"{type(error).__name__}: {error}"[: TEXT_MAX - len(place)]
+        return json.dumps({"error": text + place})
     try:
         text = json.dumps({"value": value}, allow_nan=False)
     except (TypeError, ValueError, RecursionError, MemoryError) as error:
