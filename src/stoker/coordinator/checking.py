@@ -8,6 +8,7 @@ and logged; outcomes stay, since the journal is what happened.
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 
 from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.hosts import HostLink
@@ -45,6 +46,8 @@ class Checker:
         self._log = log
         self._queue: deque[RolloutId] = deque(maxlen=_QUEUE_MAX)
         self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
         self.checked = 0
 
     def finished(self, rollout_id: RolloutId) -> None:
@@ -52,7 +55,13 @@ class Checker:
         digits = rollout_id.rpartition("_")[2][:_ID_DIGITS]
         if int(digits, 16) < self._share * 16**_ID_DIGITS:
             self._queue.append(rollout_id)
+            self._idle.clear()
             self._wake.set()
+
+    async def settle(self, seconds: float) -> None:
+        """Wait until everything queued is checked, at most ``seconds``: short runs count too."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), seconds)
 
     async def run(self) -> None:
         """Check what is queued until cancelled; the host is started with the first one.
@@ -66,6 +75,8 @@ class Checker:
                 await self._check_while_it_answers(link)
             finally:
                 await asyncio.shield(link.end())
+            if not self._queue:
+                self._idle.set()
 
     async def _check_while_it_answers(self, link: HostLink) -> None:
         messages = link.messages()
@@ -74,6 +85,7 @@ class Checker:
                 if not await self._check(link, messages, self._queue.popleft()):
                     return
             self._wake.clear()
+            self._idle.set()
             await self._wake.wait()
 
     async def _check(

@@ -72,6 +72,8 @@ _READY_SECONDS = 60.0
 _STATS_SECONDS = 1.0
 """How long a status waits for the ledger's counters before it is written with the last ones."""
 _OWNER_SECONDS = 5.0
+_CHECK_SECONDS = 5.0
+"""What check replays may still take at the end of a run."""
 _OWNER_LOOKS = 250
 _PLACEMENT = frozenset({"count", "reserve_cores", "reserve_memory", "idle_exit"})
 """Worker settings that say where work runs, not how: they may differ on a resume."""
@@ -373,6 +375,8 @@ class _Execution:
         self._stack.push_async_callback(_cancelled, checking)
         try:
             await coordinator.run()
+            if coordinator.left == 0:
+                await coordinator.parts.checker.settle(_CHECK_SECONDS)
             coordinator.state = "finished" if coordinator.left == 0 else "stopped"
         finally:
             await _cancelled(telling)
