@@ -7,11 +7,11 @@ from stoker.broker.base import (
     Durability,
     JournalRequest,
     Ledger,
-    LedgerLimits,
     RolloutsRequest,
     RolloutSummary,
 )
 from stoker.broker.client import connect
+from stoker.broker.limits import limits_of
 from stoker.config.tree import LedgerSettings
 from stoker.coordinator.record import RunDirectory
 from stoker.model.events import JournalEvent, decode_event
@@ -33,14 +33,7 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[Ledger]:
     ledger = await connect(
         directory=run.ledger,
         role="cli",
-        limits=LedgerLimits(
-            queued_max=settings.queued_max,
-            queued_per_class_max=settings.queued_max,
-            results_max=settings.results_max,
-            outstanding_per_rollout_max=settings.outstanding_per_rollout_max,
-            lease_seconds=settings.lease,
-            grace_seconds=settings.lease,
-        ),
+        limits=limits_of(settings),
         durability=Durability(settings.durability),
         idle_exit_seconds=_IDLE_EXIT_SECONDS,
     )

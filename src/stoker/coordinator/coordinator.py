@@ -31,9 +31,16 @@ from stoker.coordinator.rebuild import Standing
 from stoker.coordinator.request import StopSignal
 from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.rollouts import ActiveRollout, Result
-from stoker.errors import InternalError, ProgramRaised, ProgramStuck, StokerError
+from stoker.errors import (
+    ArtifactDamaged,
+    InternalError,
+    ProgramRaised,
+    ProgramStuck,
+    StokerError,
+)
 from stoker.model.completion import Completion
 from stoker.model.events import Admitted, Finished, Verb, decode_event
+from stoker.model.faults import FaultRecord
 from stoker.model.ids import ActionId, Fence, RolloutId
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.task import Task
@@ -280,8 +287,12 @@ class Coordinator:
         return True
 
     async def _revive_one(self, rollout_id: RolloutId) -> None:
-        standing = await self.parts.resumer.standing(self.parts.plan.run_id, rollout_id)
-        rollout = await self.parts.resumer.revive(standing)
+        try:
+            standing = await self.parts.resumer.standing(self.parts.plan.run_id, rollout_id)
+            rollout = await self.parts.resumer.revive(standing)
+        except ArtifactDamaged as error:
+            await self._lost(rollout_id, error.record())
+            return
         if not self.parts.plan.is_of_this_start(standing.admitted):
             self._restart(rollout)
             return
@@ -292,6 +303,14 @@ class Coordinator:
             self._relaunch(rollout, standing)
             if rollout.given_up:  # perhaps the coordinator before had no time to say so
                 self.cancel(rollout.given_up)
+
+    async def _lost(self, rollout_id: RolloutId, fault: FaultRecord) -> None:
+        """End a rollout whose journal cannot be read back; the others go on."""
+        rollout = await self.parts.resumer.husk(self.parts.plan.run_id, rollout_id)
+        outcome = Outcome(kind=OutcomeKind.FAILED, fault=fault)
+        self.flow.met(rollout, fault)
+        self.flow.abandon(rollout, outcome)
+        self.parts.figures.finished(outcome)
 
     def _restart(self, rollout: ActiveRollout) -> None:
         """End an unfinished rollout of before a restart; its place is admitted anew."""

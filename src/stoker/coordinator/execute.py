@@ -16,8 +16,9 @@ from typing import Any
 import msgspec
 
 import stoker
-from stoker.broker.base import Attach, Durability, Ledger, LedgerLimits, StatsReply
+from stoker.broker.base import Attach, Durability, Ledger, StatsReply
 from stoker.broker.client import connect
+from stoker.broker.limits import limits_of
 from stoker.broker.place import owner_pid
 from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
@@ -41,6 +42,7 @@ from stoker.coordinator.record import (
     changed_settings,
     find_run,
     require_same_tasks,
+    write_atomically,
 )
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer
@@ -209,14 +211,7 @@ class _Execution:
         ledger = await connect(
             run.ledger,
             role="coordinator",
-            limits=LedgerLimits(
-                queued_max=settings.queued_max,
-                queued_per_class_max=settings.queued_max,
-                results_max=settings.results_max,
-                outstanding_per_rollout_max=settings.outstanding_per_rollout_max,
-                lease_seconds=settings.lease,
-                grace_seconds=settings.lease,
-            ),
+            limits=limits_of(settings),
             durability=Durability(settings.durability),
             idle_exit_seconds=settings.idle_exit,
         )
@@ -315,7 +310,7 @@ class _Execution:
         """Write the record of a new run; hold a resumed one against what is given now."""
         fresh = self._record(run, inputs, loaded)
         if record is None:
-            run.tasks.write_bytes(inputs.tasks_bytes)
+            write_atomically(run.tasks, inputs.tasks_bytes, synced=True)
         else:
             differences = _differences(record, fresh)
             if differences and self._request.changed is Changed.REFUSE:

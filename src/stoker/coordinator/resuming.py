@@ -17,7 +17,7 @@ from stoker.coordinator.rollouts import ActiveRollout
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
-from stoker.model.events import Issued, Verb, decode_event
+from stoker.model.events import Admitted, Issued, Verb, decode_event
 from stoker.model.ids import ActionId, CallPath, RolloutId, RunId, action_id, environment_id
 from stoker.rollout.arguments import BoxArguments, EnvironmentArguments
 from stoker.seams.clock import Clock
@@ -38,6 +38,13 @@ class Resumer:
         """Return where a rollout stands by its journal."""
         reply = await self._ledger.journal(JournalRequest(run_id=run_id, rollout_id=rollout_id))
         return rebuild((decode_event(stored) for stored in reply.events), self._artifacts.get)
+
+    async def husk(self, run_id: RunId, rollout_id: RolloutId) -> ActiveRollout:
+        """Return a rollout with nothing but its admission and the length of its journal."""
+        reply = await self._ledger.journal(JournalRequest(run_id=run_id, rollout_id=rollout_id))
+        admitted = decode_event(reply.events[0])
+        assert isinstance(admitted, Admitted), "a journal begins with its admission"
+        return ActiveRollout(admitted=admitted, seq=len(reply.events))
 
     async def revive(self, standing: Standing) -> ActiveRollout:
         """Return the rollout as the coordinator before held it, less what was on its way."""

@@ -34,10 +34,12 @@ def lock_is_held(path: Path) -> bool:
         listed = _LOCKS.read_text(encoding="ascii")
     except OSError:
         return False
-    where = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    rows = (line.split() for line in listed.splitlines())
-    return any(
-        row[1] == "FLOCK" and row[_INODE_FIELD] == where
-        for row in rows
-        if len(row) > _INODE_FIELD and row[1] != "->"
-    )
+    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}"
+    for row in (line.split() for line in listed.splitlines()):
+        if len(row) <= _INODE_FIELD or row[1] != "FLOCK":
+            continue
+        on, _, inode = row[_INODE_FIELD].rpartition(":")
+        # Where devices are anonymous (btrfs, overlay), the list names another one than stat does.
+        if inode == str(found.st_ino) and (on == device or not os.major(found.st_dev)):
+            return True
+    return False

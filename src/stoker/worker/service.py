@@ -6,8 +6,9 @@ from contextlib import AsyncExitStack
 
 from structlog.typing import FilteringBoundLogger
 
-from stoker.broker.base import Durability, Ledger, LedgerLimits
+from stoker.broker.base import Durability, Ledger
 from stoker.broker.client import connect
+from stoker.broker.limits import limits_of
 from stoker.config.tree import Settings
 from stoker.errors import IsolationUnavailable
 from stoker.journal.artifacts import ArtifactStore
@@ -142,14 +143,7 @@ class Service:
         return await connect(
             self._home.run_directory / "ledger",
             role="worker",
-            limits=LedgerLimits(
-                queued_max=ledger.queued_max,
-                queued_per_class_max=ledger.queued_max,
-                results_max=ledger.results_max,
-                outstanding_per_rollout_max=ledger.outstanding_per_rollout_max,
-                lease_seconds=ledger.lease,
-                grace_seconds=ledger.lease,
-            ),
+            limits=limits_of(ledger),
             durability=Durability(ledger.durability),
             idle_exit_seconds=ledger.idle_exit,
         )
