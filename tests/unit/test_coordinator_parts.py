@@ -12,6 +12,7 @@ from stoker.broker.base import (
     AppendBatchReply,
     AppendDisposition,
     AppendReply,
+    SubmitDisposition,
 )
 from stoker.coordinator.appender import BATCH_BYTES_MAX, Appender
 from stoker.coordinator.calls import Call
@@ -21,11 +22,12 @@ from stoker.coordinator.hosts import HostPool
 from stoker.coordinator.rebuild import Standing
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import NonDeterministicRollout
+from stoker.model.action import Action
 from stoker.model.events import Finished, Verb
 from stoker.model.generation import GenerateArguments, Generation
-from stoker.model.ids import CallPath, Fence, RolloutId, RunId
+from stoker.model.ids import ActionId, CallPath, Fence, RolloutId, RunId
 from stoker.model.outcome import Outcome, OutcomeKind
-from stoker.model.value import canonical_bytes
+from stoker.model.value import canonical_bytes, inline_value
 from stoker.rollout.messages import Differed, Loaded, ProgramOutcome, Turn
 from support.flows import Anything
 from support.journals import ADMITTED
@@ -212,3 +214,65 @@ def test_a_check_replay_that_ends_the_same_or_was_cut_from_outside_is_no_finding
     assert checked_against(turn, COMPLETED) == ([], [])
     cut = Outcome(kind=OutcomeKind.TRUNCATED, reason="rollout timeout (5 s)")
     assert checked_against(turn, cut) == ([], [])
+
+
+def test_a_submit_under_a_key_that_is_taken_is_told() -> None:
+    class Ledger:
+        async def append(self, batch: AppendBatch) -> AppendBatchReply:
+            reply = AppendReply(
+                disposition=AppendDisposition.APPLIED,
+                seq=1,
+                submits=(SubmitDisposition.ACCEPTED, SubmitDisposition.CONFLICT),
+            )
+            return AppendBatchReply(replies=(reply,) * len(batch.appends))
+
+    async def scenario() -> list[tuple[str, str]]:
+        told: list[tuple[str, str]] = []
+        appender = Appender(cast("Any", Ledger()), RunId("run_1"), Fence(1))
+        appender.refused = lambda rollout, action: told.append((rollout, action))
+        submits = tuple(make_action(name) for name in ("taken_not", "taken"))
+        await appender.append(
+            Append(rollout_id=RolloutId("rol_1"), expected_seq=0, events=(b"e",), submits=submits)
+        )
+        await appender.close()
+        return told
+
+    assert asyncio.run(scenario()) == [("rol_1", "taken")]
+
+
+def make_action(name: str) -> Action:
+    return Action(
+        action_id=ActionId(name),
+        run_id=RunId("run_1"),
+        rollout_id=RolloutId("rol_1"),
+        path=CallPath("0"),
+        step=0,
+        worker_class="fast",
+        tool="call",
+        input=inline_value(b""),
+        timeout_seconds=1.0,
+        deadline_seconds=1.0,
+    )
+
+
+def test_a_bug_met_while_an_answer_is_taken_is_not_lost_in_its_task() -> None:
+    class Lane:
+        async def generate(self, *_: object) -> Generation:
+            return Generation(text="x")
+
+    def arrived(_rollout: ActiveRollout, _result: Result) -> None:
+        raise KeyError("a bug")
+
+    async def scenario() -> BaseException | None:
+        ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+        dispatcher = Dispatcher(cast("Any", Lane()), cast("Any", Anything()), arrived)
+        dispatcher.ended = lambda task: ended.set_result(task.exception())
+        rollout = ActiveRollout(admitted=ADMITTED, seq=0)
+        arguments = GenerateArguments(parent=None, suffix=())
+        rollout.history.issue(CallPath("0"), arguments)
+        encoded = canonical_bytes(arguments)
+        call = Call(path=CallPath("0"), verb=Verb.GENERATE, arguments=encoded, issued_at=0.0)
+        dispatcher.start(rollout, call)
+        return await ended
+
+    assert isinstance(asyncio.run(scenario()), KeyError)

@@ -6,11 +6,19 @@ ends, since nothing it does can be made durable any more.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
-from stoker.broker.base import Append, AppendBatch, AppendDisposition, AppendReply, Ledger
+from stoker.broker.base import (
+    Append,
+    AppendBatch,
+    AppendDisposition,
+    AppendReply,
+    Ledger,
+    SubmitDisposition,
+)
 from stoker.errors import InternalError, LedgerRefused, StokerError
-from stoker.model.ids import Fence, RunId
+from stoker.model.ids import ActionId, Fence, RolloutId, RunId
 from stoker.seams.faultpoints import declare, reach
 
 APPEND_BEFORE = declare("coordinator.append.before", "turns are about to be sent to the ledger")
@@ -31,6 +39,8 @@ class Appender:
         self._queue: list[tuple[Append, asyncio.Future[AppendReply]]] = []
         self._wake = asyncio.Event()
         self._latest: asyncio.Future[AppendReply] | None = None
+        self.refused: Callable[[RolloutId, ActionId], None] = lambda _rollout, _action: None
+        """Told of a submit under a key that another action has (I7): nothing will answer it."""
         self.failure: asyncio.Future[StokerError] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run(), name="appender")
 
@@ -111,6 +121,9 @@ class Appender:
                 )
             if not future.done():
                 future.set_result(one)
+            for action, submitted in zip(append.submits, one.submits, strict=False):
+                if submitted is SubmitDisposition.CONFLICT:
+                    self.refused(append.rollout_id, action.action_id)
 
     def _fail(
         self, error: StokerError, batch: list[tuple[Append, asyncio.Future[AppendReply]]]

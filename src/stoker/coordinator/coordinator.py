@@ -85,6 +85,8 @@ class Coordinator:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self.flow = parts.flow
+        self.flow.dispatcher.ended = self._settled
+        parts.appender.refused = self._refused
         self._wake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -245,6 +247,18 @@ class Coordinator:
                 reason="withdrawn",
             )
         )
+
+    def _refused(self, rollout_id: RolloutId, action_id: ActionId) -> None:
+        """End a rollout whose action the ledger would not take: it would wait for its timeout."""
+        rollout = self.flow.active.get(rollout_id)
+        if rollout is not None:
+            self.flow.fail(
+                rollout,
+                InternalError(
+                    f"the ledger holds another action under the id {action_id}; it was not "
+                    f"submitted and rollout {rollout_id} was ended; please report it"
+                ).record(),
+            )
 
     def opened_late(self, rollout_id: RolloutId, completion: Completion) -> None:
         """Look whether an action opened an environment after its rollout's outcome; close it."""

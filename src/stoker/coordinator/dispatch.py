@@ -31,11 +31,14 @@ class Dispatcher:
         self._lane = lane
         self._artifacts = artifacts
         self._arrived = arrived
+        self.ended: Callable[[asyncio.Task[None]], None] = lambda _: None
+        """Told of every model call's task that ended, so that a bug of ours is not lost in one."""
 
     def start(self, rollout: ActiveRollout, call: Call, waited_seconds: float = 0.0) -> None:
         """Start ``call``; a timer that had waited before a crash fires that much earlier."""
         if call.verb is Verb.GENERATE:
             call.task = asyncio.create_task(self._generate(rollout, call))
+            call.task.add_done_callback(self.ended)
         elif call.verb in {Verb.SLEEP, Verb.TIMER}:
             seconds = msgspec.msgpack.decode(call.arguments, type=TimerArguments).seconds
             call.timer = asyncio.get_running_loop().call_later(
