@@ -107,7 +107,7 @@ def test_a_run_without_rows_is_a_readable_file(tmp_path: Path) -> None:
 
 def test_without_pyarrow_a_sentence_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "stoker.export.parquet", None)
-    with pytest.raises(BadInput, match=r"pip install 'stoker\[export\]'"):
+    with pytest.raises(BadInput, match=r"pip install pyarrow"):
         _opener(Format.PARQUET)
 
 
