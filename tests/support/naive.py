@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stoker.sandbox import runtime
-from support.sandbox import PATIENCE, marked_pids
+from support.sandbox import MARK, PATIENCE, marked_pids
 
 PIPE_BYTES = 65_536
 UNCAPPED_BYTES = 16 << 20
@@ -39,13 +39,13 @@ def started(*argv: str, **options: object) -> Iterator[subprocess.Popen[bytes]]:
         yield process
     finally:
         process.kill()
-        kill_marked()
+        _kill(left())
         process.wait(PATIENCE)
         for stream in (process.stdin, process.stdout, process.stderr):
             if stream is not None:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
-        until(lambda: not marked_pids())
+        until(lambda: not left())
 
 
 def _public_python() -> Path:
@@ -53,9 +53,25 @@ def _public_python() -> Path:
     return runtime.prepare().python / "bin" / "python"
 
 
+def left() -> list[int]:
+    """Return every process an attack left, also a shell that was stopped before it slept."""
+    signs = (b"sleep\0" + MARK.encode(), b"sleep " + MARK.encode())
+    found = set(marked_pids())
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            line = (entry / "cmdline").read_bytes()
+            if any(sign in line for sign in signs) and state(int(entry.name)) not in b"ZX":
+                found.add(int(entry.name))
+    return sorted(found)
+
+
 def kill_marked() -> None:
     """Kill every sleeper an attack left."""
-    for pid in marked_pids():
+    _kill(marked_pids())
+
+
+def _kill(pids: list[int]) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
