@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from stoker.broker.base import (
     ActionsRequest,
     ActionView,
@@ -25,8 +27,11 @@ from stoker.model.events import (
     Finished,
     Issued,
     JournalEvent,
+    Reissued,
+    Verb,
     decode_event,
 )
+from stoker.model.generation import Generation
 from stoker.model.ids import ActionId, RolloutId, RunId
 from stoker.model.outcome import Outcome
 from stoker.model.task import Task
@@ -63,13 +68,25 @@ class Rollout:
         return finished.outcome
 
     def seen(self, store: ArtifactStore, *, gate: str | None = None) -> Seen:
-        """Return everything the program was given, but for what lies below ``gate``."""
+        """Return everything the program was given, but for what lies below ``gate``.
+
+        The mark of a model call that was asked again after a crash is no part of what was given;
+        it must agree with the journal and is then set aside.
+        """
+        again = {event.path for event in self.events if isinstance(event, Reissued)}
         found: Seen = {}
         for event in self.events:
             if isinstance(event, Delivered) and not (gate and event.path.startswith(gate)):
                 value = None if event.value is None else store.get(event.value)
                 code = event.fault.code if event.fault else ""
-                found[event.path] = (self.standing.issued[event.path].verb, value, code)
+                verb = self.standing.issued[event.path].verb
+                if verb is Verb.GENERATE and value is not None:
+                    generation = msgspec.msgpack.decode(value, type=Generation)
+                    assert generation.reissued == (event.path in again), event.path
+                    value = msgspec.msgpack.encode(
+                        msgspec.structs.replace(generation, reissued=False)
+                    )
+                found[event.path] = (verb, value, code)
         return found
 
     def issued(self) -> dict[str, tuple[str, str]]:
