@@ -61,7 +61,7 @@ class ActiveRollout:
     host: int | None = None
     """Number of its host, while it has one."""
     strikes: int = 0
-    """How often it held or ended its host."""
+    """How often it ended its host; holding one counts by quarantine alone."""
     quarantined: bool = False
     stuck_where: str = ""
     environments: dict[CallPath, Environment] = field(default_factory=dict)
@@ -70,7 +70,6 @@ class ActiveRollout:
     actions: int = 0
     attempts: int = 0
     tokens: int = 0
-    retries: int = 0
     resumed: int = 0
     """How often it was replayed after a crash."""
     queue_seconds: float = 0.0

@@ -18,6 +18,7 @@ import msgspec
 
 from stoker.seams.clock import boot_id
 from stoker.seams.entropy import fresh_id
+from stoker.seams.locks import lock_is_refused
 
 _encoder = msgspec.json.Encoder()
 
@@ -116,14 +117,4 @@ class BoxLedger:
         os.close(self._lock)
 
     def _lives(self, incarnation: str) -> bool:
-        try:
-            lock = os.open(self._locks / incarnation, os.O_RDWR | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-        return False
+        return lock_is_refused(self._locks / incarnation)

@@ -12,6 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from stoker.sandbox.runtime import make_public
+from stoker.seams.locks import lock_is_refused
 
 HOSTS = Path("/run/stoker/hosts")
 
@@ -50,17 +51,7 @@ class HeldMark:
 
 def is_held(mark: str) -> bool:
     """Whether a living process makes boxes under this mark."""
-    try:
-        lock = os.open(HOSTS / mark, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(lock)
-    return False
+    return lock_is_refused(HOSTS / mark)
 
 
 def _is_file(path: Path, descriptor: int) -> bool:

@@ -1,7 +1,8 @@
 """File locks held for the life of a process and freed by the kernel whatever kills it.
 
 ``lock_is_held`` looks without touching: trying the lock to see whether it is free could make its
-owner's own attempt fail.
+owner's own attempt fail. ``lock_is_refused`` tries, where the owner has its lock for good and a
+wrong answer would remove what is alive.
 """
 
 import fcntl
@@ -42,4 +43,19 @@ def lock_is_held(path: Path) -> bool:
         # Where devices are anonymous (btrfs, overlay), the list names another one than stat does.
         if inode == str(found.st_ino) and (on == device or not os.major(found.st_dev)):
             return True
+    return False
+
+
+def lock_is_refused(path: Path) -> bool:
+    """Return whether some process holds the lock on ``path``, by trying to take it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
     return False
