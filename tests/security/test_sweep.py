@@ -370,7 +370,9 @@ def test_a_mount_is_read_only_unless_said_and_never_holds_a_socket(tmp_path: Pat
 @pytest.mark.parametrize("rung", EVERY)
 def test_every_rung_says_how_far_each_limit_holds(tmp_path: Path, rung: Rung) -> None:
     if rung is Rung.USER_NAMESPACE and sandbox.ROOT:
-        pytest.skip("tried by the ordinary user of test_a29")
+        pytest.skip(
+            "rung c is an ordinary user's: run the tests without root; test_rung_levels does"
+        )
 
     async def body() -> None:
         async with SandboxHost.open(tmp_path) as host:
