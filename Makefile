@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo test test-all lint check venv clean bench-step
+.PHONY: demo torch-env test test-all lint check venv clean bench-step
 
 venv: .venv/.installed-dev
 
@@ -11,6 +11,10 @@ venv: .venv/.installed-dev
 	@$(PYTHON) tools/bootstrap.py run
 .venv/.installed-dev: .venv/.installed
 	@$(PYTHON) tools/bootstrap.py dev
+
+# Torch is large and only needed by what needs it: an environment of its own. TORCH_INDEX is honoured.
+torch-env:
+	@$(PYTHON) tools/torch_env.py make
 
 demo: .venv/.installed
 	@$(PY) examples/humaneval/demo.py
@@ -28,4 +32,4 @@ bench-step: .venv/.installed
 	@$(PY) -m stoker.cli.main bench step
 
 clean:
-	rm -rf .venv build dist
+	rm -rf .venv .venv-torch build dist

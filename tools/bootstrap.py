@@ -18,7 +18,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-PY = VENV / "bin" / "python"
 PUBLIC_INDEX = "PyPI"
 """Where pip itself looks when nobody configured another index."""
 WHEELS = {
@@ -45,34 +44,36 @@ def main(stage: str) -> int:
     return 0
 
 
-def make_venv() -> None:
+def make_venv(venv: Path = VENV) -> None:
     """Make the environment, with pip where the venv module can."""
-    if PY.exists():
+    if (venv / "bin" / "python").exists():
         return
-    say("making .venv")
-    made = subprocess.run([sys.executable, "-m", "venv", VENV], capture_output=True, check=False)
+    say(f"making {venv.name}")
+    made = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, check=False)
     if made.returncode != 0:
-        shutil.rmtree(VENV, ignore_errors=True)
-        say("this Python's venv module has no pip; making .venv without it")
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", VENV], check=True)
+        shutil.rmtree(venv, ignore_errors=True)
+        say(f"this Python's venv module has no pip; making {venv.name} without it")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
 
 
-def install(*what: str) -> None:
+def install(*what: str, venv: Path = VENV) -> None:
     """Install with pip, held to the constraints file, showing what it does."""
     say("installing " + " ".join(word for word in what if not word.startswith("-")))
     subprocess.run(
-        [*pip_command(), "install", "--disable-pip-version-check", "--no-input",
+        [*pip_command(venv), "install", "--disable-pip-version-check", "--no-input",
          "--progress-bar", "on", "-c", "constraints.txt", *what],
         cwd=ROOT, check=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
 
 
-def pip_command() -> list[str]:
+def pip_command(venv: Path = VENV) -> list[str]:
     """Return how to run pip for the environment: its own, or a wheel run from its zip."""
-    if subprocess.run([PY, "-c", "import pip"], capture_output=True, check=False).returncode == 0:
-        return [str(PY), "-m", "pip"]
+    python = venv / "bin" / "python"
+    found = subprocess.run([python, "-c", "import pip"], capture_output=True, check=False)
+    if found.returncode == 0:
+        return [str(python), "-m", "pip"]
     wheel = next(iter(sorted(VENV.glob("pip-*.whl"))), None) or fetch_pip()
-    return [str(PY), str(wheel / "pip")]
+    return [str(python), str(wheel / "pip")]
 
 
 class _Links(html.parser.HTMLParser):
@@ -97,6 +98,7 @@ def fetch_pip() -> Path:
         if re.search(r"/pip-[0-9.]+-py3-none-any\.whl(#|$)", "/" + link)
     ]
     chosen = urllib.parse.urljoin(page, wheels[-1].split("#")[0])
+    VENV.mkdir(exist_ok=True)
     target = VENV / chosen.rsplit("/", 1)[1]
     with urllib.request.urlopen(chosen, timeout=60) as reply:  # noqa: S310 - same index
         target.write_bytes(reply.read())
