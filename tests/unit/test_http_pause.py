@@ -212,6 +212,41 @@ def test_c5_a_weight_update_in_the_middle_of_a_run_is_in_the_spans(flavour: Any)
     ]
 
 
+def test_c5_calls_held_by_an_update_keep_no_prefixes_of_the_old_weights() -> None:
+    async def main() -> list[int]:
+        async with serving("0123", settings=NEVER, token_seconds=0.001) as (server, model):
+            held = asyncio.create_task(model.generate(0, request("rol_held")))
+            await server.engine.until_in_flight(1)
+            hits = [server.engine.prefix_hits]
+            await model.update_weights("2", mode="keep")
+            await held
+            for name in ("rol_a", "rol_b"):
+                await model.generate(0, request(name))
+                hits.append(server.engine.prefix_hits)
+            return hits
+
+    before, first, second = asyncio.run(main())
+    assert before == first < second  # the same prompt: not in the cache, then put there
+
+
+def test_c5_a_cache_that_keeps_the_old_weights_prefixes_is_said() -> None:
+    async def main() -> None:
+        async with serving("x", settings=NEVER) as (server, model):
+            link = model.replicas[0].link
+            honest = link.post
+
+            async def keeping(path: str, body: object, request_id: str = "") -> Any:
+                answer = await honest(path, body, request_id)
+                return {"success": False} if path.startswith("/reset_prefix_cache") else answer
+
+            link.post = keeping  # type: ignore[method-assign]
+            with pytest.raises(ModelUnavailable, match="keeps prefixes of the old weights"):
+                await model.update_weights("2")
+            assert not server.engine.paused
+
+    asyncio.run(main())
+
+
 def test_an_update_the_server_does_not_offer_is_refused_and_leaves_it_running() -> None:
     async def main() -> str:
         async with serving("x", features=Features(development=False), settings=NEVER) as (_, model):

@@ -112,6 +112,10 @@ class Engine:
         """Go on."""
         self._awake.set()
 
+    def forget(self) -> None:
+        """Empty the prefix cache."""
+        self._contexts = []
+
     def lay_out(self, request: GenerateRequest, prompt: "array[int]") -> Sampled:
         """Return what will be sampled after ``prompt``."""
         sampled = lay_out(request, self._policy.answer(request), prompt)

@@ -127,6 +127,13 @@ class Routes:
         del request
         return answer({"results": [None]})
 
+    async def forget(self, request: Request) -> Response:
+        """Empty the prefix cache: not while calls hold it, unless told to take it from them."""
+        free = not self._engine.in_flight or "reset_running_requests=true" in request.query
+        if free:
+            self._engine.forget()
+        return answer({"success": free})
+
     async def abort(self, request: Request) -> Response:
         """Note an abort by request id; the closed connection has ended it already."""
         self._live.setdefault("aborted", []).append(request.json().get("rid"))
@@ -432,7 +439,7 @@ _POST = {
     "/detokenize": ("vllm sglang", "detokenize"),
     "/pause": ("vllm", "pause"),
     "/resume": ("vllm", "resume"),
-    "/reset_prefix_cache": ("vllm", "nothing"),
+    "/reset_prefix_cache": ("vllm", "forget"),
     "/collective_rpc": ("vllm", "nothing"),
     "/update_weight_version": ("vllm", "set_version"),
     "/pause_generation": ("sglang", "pause"),

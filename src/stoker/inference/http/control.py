@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal
 
-from stoker.errors import ConfigInvalid, ModelRefused
+from stoker.errors import ConfigInvalid, ModelRefused, ModelUnavailable
 from stoker.inference.http.link import ServerLink
 from stoker.inference.http.replica import Replica
 
@@ -72,7 +72,14 @@ async def reload(replicas: Sequence[Replica], version: str, folder: str | None) 
 async def _reload_vllm(link: ServerLink, version: str, folder: str | None) -> None:
     keywords = {"weights_path": folder} if folder is not None else {}
     await link.post("/collective_rpc", {"method": "reload_weights", "kwargs": keywords})
-    await link.post("/reset_prefix_cache", {})
+    # Calls held by ``keep`` hold their blocks; without the flag the reset is refused, with status
+    # 200, and prefixes of the old weights would be served to new calls.
+    answer = await link.post("/reset_prefix_cache?reset_running_requests=true", {})
+    if not (isinstance(answer, dict) and answer.get("success", True)):
+        raise ModelUnavailable(
+            f"{link.url} keeps prefixes of the old weights in its cache ({answer!r:.200}); its "
+            "weights are loaded, but what it samples may mix both. Update again"
+        )
     await link.post("/update_weight_version", {"new_version": version})
 
 
