@@ -11,6 +11,7 @@ OUTSIDE = {
     ("broker/owner.py", "os.environ"): "arms fault points; finds the user's runtime directory",
     ("broker/owner.py", "os.fork"): "becomes a daemon that outlives the coordinator",
     ("broker/spawn.py", "subprocess"): "owns the start of the ledger's owner",
+    ("inference/in_process/smollm2.py", "os.environ"): "finds the user's cache directory",
     ("rollout/host.py", "os.environ"): "reads the hash seed its process was started with",
     ("rollout/hosts.py", "os.environ"): "starts program hosts under a pinned hash seed",
     ("rollout/hosts.py", "create_subprocess_exec"): "owns the program host processes",
@@ -47,6 +48,7 @@ BOUNDARIES = {
 }
 
 ENTRY_POINTS = {
+    "stoker.inference.in_process.smollm2": "converts a model with -m",
     "stoker.cli.main": "the installed command",
     "stoker.worker.main": "started with -m by coordinator and command line",
 }

@@ -28,6 +28,17 @@ def take_lock(path: Path) -> int | None:
     return descriptor
 
 
+def wait_for_lock(path: Path) -> int:
+    """Lock ``path``, waiting while somebody else does; return the descriptor that holds it.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
 def lock_is_held(path: Path) -> bool:
     """Return whether some process holds the lock on ``path``, without taking it."""
     try:
