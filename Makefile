@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo torch-env test test-all lint check venv clean bench-step
+.PHONY: demo demo-model torch-env test test-all lint check venv clean bench-step
 
 venv: .venv/.installed-dev
 
@@ -18,6 +18,9 @@ torch-env:
 
 demo: .venv/.installed
 	@$(PY) examples/humaneval/demo.py
+
+demo-model: torch-env
+	@.venv-torch/bin/python examples/humaneval/model_demo.py
 
 test: .venv/.installed-dev
 	@$(PY) tools/check.py test

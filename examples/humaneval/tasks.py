@@ -47,16 +47,23 @@ def waits_of(task_id: str, seed: int) -> list[float]:
     return [round(WAIT_SCALE * min(WAIT_SECONDS_MAX, seconds), 3) for seconds in full]
 
 
+def checked(problem: Problem) -> dict[str, str]:
+    """Return what a task needs to have its answer tried and judged."""
+    return {
+        "entry_point": problem.entry_point,
+        "check": f"from solution import *\n\n{problem.check.strip()}\n\n"
+        f"check({problem.entry_point})\nprint('all tests passed')\n",
+        "tests": problem.tests,
+    }
+
+
 def _task(problem: Problem, seed: int, counter: Path) -> dict[str, Any]:
     return {
         "task_id": problem.task_id,
         "seed": seed,
         "data": {
             "prompt": ASKED + problem.prompt,
-            "entry_point": problem.entry_point,
-            "check": f"from solution import *\n\n{problem.check.strip()}\n\n"
-            f"check({problem.entry_point})\nprint('all tests passed')\n",
-            "tests": problem.tests,
+            **checked(problem),
             "waits": waits_of(problem.task_id, seed),
             "counter": str(counter),
         },
