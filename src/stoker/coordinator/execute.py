@@ -9,13 +9,10 @@ import shutil
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-import stoker
 from stoker.broker.base import Attach, Durability, Ledger, StatsReply
 from stoker.broker.client import connect
 from stoker.broker.limits import limits_of
@@ -24,6 +21,7 @@ from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
 from stoker.coordinator.actions import ActionFactory
 from stoker.coordinator.admission import Admission
+from stoker.coordinator.agreement import Inputs, differences, record_of
 from stoker.coordinator.appender import Appender
 from stoker.coordinator.checking import Checker
 from stoker.coordinator.coordinator import Coordinator, Parts
@@ -39,7 +37,6 @@ from stoker.coordinator.plan import Plan, policy_digests
 from stoker.coordinator.record import (
     RunDirectory,
     RunRecord,
-    changed_settings,
     find_run,
     require_same_tasks,
     write_atomically,
@@ -55,8 +52,6 @@ from stoker.inference.base import Model, Pausing
 from stoker.inference.open import open_model, start_model
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.ids import RunId
-from stoker.model.task import Task
-from stoker.model.value import canonical_digest, content_digest
 from stoker.observe.log import Log, open_log
 from stoker.observe.metrics import Metrics, start_endpoint
 from stoker.rollout.hosts import HostProcess
@@ -77,8 +72,6 @@ _OWNER_SECONDS = 5.0
 _CHECK_SECONDS = 5.0
 """What check replays may still take at the end of a run."""
 _OWNER_LOOKS = 250
-_PLACEMENT = frozenset({"count", "reserve_cores", "reserve_memory", "idle_exit"})
-"""Worker settings that say where work runs, not how: they may differ on a resume."""
 
 
 async def execute(
@@ -102,15 +95,6 @@ async def execute(
     """
     execution = _Execution(request, observer, stop or StopSignal(), SystemClock(), model)
     return await execution.execute()
-
-
-@dataclass(slots=True)
-class _Inputs:
-    """What was read before anything is started."""
-
-    tasks: tuple[Task, ...]
-    tasks_bytes: bytes
-    model: Model
 
 
 class _Execution:
@@ -153,17 +137,17 @@ class _Execution:
                     self._request.runs_directory.rmdir()
             raise
 
-    def _read(self, tasks: Path) -> _Inputs:
+    def _read(self, tasks: Path) -> Inputs:
         if not self._request.program.is_file():
             raise BadInput(f"there is no program file {self._request.program}; nothing was started")
         found = read_tasks(tasks, self._settings.run.task_limit)
         model = self._model or open_model(
             self._request.model, base=Path.cwd(), settings=self._settings.model
         )
-        return _Inputs(found, tasks.read_bytes(), model)
+        return Inputs(found, tasks.read_bytes(), model)
 
     async def _owned(
-        self, run: RunDirectory, inputs: _Inputs, record: RunRecord | None
+        self, run: RunDirectory, inputs: Inputs, record: RunRecord | None
     ) -> RunReport:
         with run.owned():
             async with self._stack:
@@ -178,7 +162,7 @@ class _Execution:
                 return await self._prepared(run, inputs, record)
 
     async def _prepared(
-        self, run: RunDirectory, inputs: _Inputs, record: RunRecord | None
+        self, run: RunDirectory, inputs: Inputs, record: RunRecord | None
     ) -> RunReport:
         pool = HostPool(self._spawner(run), self._settings.program.hosts)
         self._stack.push_async_callback(pool.close)
@@ -305,22 +289,24 @@ class _Execution:
     # --- the record --------------------------------------------------------------------------
 
     def _settle_record(
-        self, run: RunDirectory, inputs: _Inputs, loaded: Loaded, record: RunRecord | None
+        self, run: RunDirectory, inputs: Inputs, loaded: Loaded, record: RunRecord | None
     ) -> RunRecord:
         """Write the record of a new run; hold a resumed one against what is given now."""
-        fresh = self._record(run, inputs, loaded)
+        fresh = record_of(
+            RunId(run.path.name), self._request, loaded, inputs, created=self._clock.now().wall
+        )
         if record is None:
             write_atomically(run.tasks, inputs.tasks_bytes, synced=True)
         else:
-            differences = _differences(record, fresh)
-            if differences and self._request.changed is Changed.REFUSE:
+            changes = differences(record, fresh)
+            if changes and self._request.changed is Changed.REFUSE:
                 raise RunChanged(
                     f"run {record.run_id} was made with another "
-                    + "; another ".join(differences)
+                    + "; another ".join(changes)
                     + "; nothing was changed; give it what it was made with, or --changed restart "
                     "to start its unfinished rollouts anew"
                 )
-            restarts = record.restarts + bool(differences)
+            restarts = record.restarts + bool(changes)
             fresh = msgspec.structs.replace(
                 fresh, run_id=record.run_id, created=record.created, restarts=restarts
             )
@@ -328,24 +314,6 @@ class _Execution:
         run.settings.write_bytes(self._settings.model_dump_json(indent=1).encode())
         reach(RECORDED)
         return fresh
-
-    def _record(self, run: RunDirectory, inputs: _Inputs, loaded: Loaded) -> RunRecord:
-        tree = self._settings.model_dump(mode="json")
-        return RunRecord(
-            run_id=RunId(run.path.name),
-            stoker_version=stoker.__version__,
-            created=self._clock.now().wall,
-            program=str(self._request.program.resolve()),
-            program_name=loaded.name,
-            program_version=loaded.version,
-            program_digest=loaded.source_digest,
-            model=_model_identity(self._request.model, inputs.model),
-            model_digest=_model_digest(self._request.model),
-            tasks_digest=content_digest(inputs.tasks_bytes),
-            tasks_count=len(inputs.tasks),
-            settings=tree,
-            settings_digest=canonical_digest(_fixed(tree)),
-        )
 
     # --- running -----------------------------------------------------------------------------
 
@@ -453,40 +421,3 @@ async def _end_owner(directory: Path) -> None:
         if owner_pid(directory) != pid:
             return
         await asyncio.sleep(_OWNER_SECONDS / _OWNER_LOOKS)
-
-
-def _differences(old: RunRecord, new: RunRecord) -> list[str]:
-    """Name what differs between two records, both sides shown."""
-    found = []
-    for label, field in (
-        ("program", "program_digest"),
-        ("program name", "program_name"),
-        ("model", "model"),
-        ("model file", "model_digest"),
-        ("task file", "tasks_digest"),
-    ):
-        before, now = getattr(old, field), getattr(new, field)
-        if before != now:
-            cut = 16 if field.endswith("digest") else None
-            found.append(f"{label} (recorded {before[:cut]}, given {now[:cut]})")
-    if old.settings_digest != new.settings_digest:
-        changed = changed_settings(_fixed(old.settings), _fixed(new.settings))
-        found += [f"setting {said}" for said in changed] or ["set of settings"]
-    return found
-
-
-def _fixed(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings that a resume must agree with."""
-    fixed = {key: tree[key] for key in ("run", "workers", "sandbox")}
-    workers = {key: value for key, value in tree["workers"].items() if key not in _PLACEMENT}
-    return {**fixed, "workers": workers}
-
-
-def _model_identity(spec: str, model: Model) -> str:
-    """Return what must be the same on a resume: of model servers the name, not the address."""
-    return model.info().name if spec.startswith(("http:", "https:")) else spec
-
-
-def _model_digest(spec: str) -> str:
-    path = Path(spec.partition(":")[2])
-    return content_digest(path.read_bytes()) if path.is_file() else ""
