@@ -2,7 +2,6 @@
 
 import importlib.util
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ class Conversion:
 
 
 @pytest.fixture
-def conversion(monkeypatch: pytest.MonkeyPatch) -> Iterator[Conversion]:
+def conversion(monkeypatch: pytest.MonkeyPatch) -> Conversion:
     fake = Conversion()
     monkeypatch.setattr(smollm2, "write_folder", fake)
     monkeypatch.setattr(smollm2, "_source", lambda: Path("none.gguf"))
