@@ -10,9 +10,15 @@ from msgspec.structs import replace
 
 from stoker.broker.base import (
     ActionsRequest,
+    Append,
+    AppendBatch,
+    Attach,
+    Cancel,
     CancelDisposition,
     CompleteDisposition,
+    EventsRequest,
     HoldVerdict,
+    JournalRequest,
     LeaseReply,
     LeaseRequest,
     LedgerEventKind,
@@ -21,11 +27,12 @@ from stoker.broker.base import (
 from stoker.errors import LedgerFenced, LedgerRefused
 from stoker.model.action import ActionState, Effect, LatePolicy
 from stoker.model.completion import CompletionStatus, EnvironmentState
-from stoker.model.ids import ActionId, EnvironmentId, Fence, WorkerId
+from stoker.model.ids import ActionId, EnvironmentId, Fence, RolloutId, WorkerId
 from stoker.model.value import INLINE_BYTES_MAX, Value
 from support.ledger import (
     ENGINES,
     ROLLOUT,
+    RUN,
     WORKER,
     Harness,
     act,
@@ -212,6 +219,35 @@ def test_b7_the_newer_coordinator_fences_the_older(engine: str, tmp_path: Path) 
         h.fence = new
         assert await h.submit(action(2)) == ["accepted"]
         assert [one.action.action_id for one in await h.lease()] == [act(1), act(2)]
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_b7_partitions_are_fenced_apart_and_write_their_own_rollouts(
+    engine: str, tmp_path: Path
+) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1))
+        attached = await h.ledger.attach(Attach(run_id=RUN, partition="1", incarnation="other"))
+        fence = attached.fence
+        assert await h.submit(action(2)) == ["accepted"], "the other partition fences nobody here"
+        theirs = Append(rollout_id=RolloutId("rol_2"), expected_seq=0, events=(b"first",))
+        batch = AppendBatch(run_id=RUN, partition="1", fence=fence, appends=(theirs,))
+        await h.ledger.append(batch)
+        with pytest.raises(LedgerFenced):
+            await h.ledger.append(replace(batch, partition="0"))
+        mine = Append(rollout_id=ROLLOUT, expected_seq=2, events=(b"not theirs",))
+        with pytest.raises(LedgerRefused, match="belongs to partition '0'"):
+            await h.ledger.append(replace(batch, appends=(theirs, mine)))
+        cancel = Cancel(run_id=RUN, partition="1", fence=fence, action_ids=(act(1),))
+        reply = await h.ledger.cancel(cancel)
+        assert reply.dispositions == {act(1): CancelDisposition.UNKNOWN}
+        await h.complete(*await h.lease())
+        events = EventsRequest(run_id=RUN, partition="1", fence=fence)
+        assert (await h.ledger.events(events)).events == ()
+        assert set(await h.completed()) == {act(1), act(2)}
+        journal = await h.ledger.journal(JournalRequest(run_id=RUN, rollout_id=ROLLOUT))
+        assert journal.events == (b"event", b"event"), "nothing refused was written"
 
     with_ledger(engine, tmp_path, scenario)
 

@@ -64,10 +64,21 @@ def append(books: Books, batch: AppendBatch, now: Instant) -> AppendBatchReply:
     """Apply appends in order; one that conflicts does not stop the others."""
     check_fence(books, batch.run_id, batch.partition, batch.fence)
     for one in batch.appends:
+        _check_home(books, batch, one.rollout_id)
         for action in one.submits:
             _check_action(action, batch.run_id, one.rollout_id)
     books.sync |= batch.sync
     return AppendBatchReply(replies=tuple(_append(books, batch, one, now) for one in batch.appends))
+
+
+def _check_home(books: Books, batch: AppendBatch, rollout_id: RolloutId) -> None:
+    """Refuse to write what another partition began: its own coordinator's fence guards it."""
+    head = books.head(batch.run_id, rollout_id)
+    if head is not None and head.partition != batch.partition:
+        raise LedgerRefused(
+            f"rollout {rollout_id} belongs to partition {head.partition!r} of run {batch.run_id}, "
+            f"not to {batch.partition!r}; nothing was changed; each coordinator writes its own"
+        )
 
 
 def _append(books: Books, batch: AppendBatch, one: Append, now: Instant) -> AppendReply:
