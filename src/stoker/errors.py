@@ -189,6 +189,12 @@ class LedgerRefused(Infrastructure):
     retryable = False
 
 
+class LedgerTooNew(BadInput):
+    """A newer Stoker made this ledger; nothing was changed."""
+
+    code = "ledger_too_new"
+
+
 class LedgerStorageFailed(Infrastructure):
     """A commit or sync failed; nothing was promised and the ledger reopens."""
 

@@ -1,6 +1,7 @@
 """Ledgers for tests: every engine behind one harness, and the few moves that tests make of it."""
 
 import asyncio
+import copy
 import os
 import signal
 from collections.abc import Awaitable, Callable
@@ -73,6 +74,7 @@ class Harness:
         self.place = place
         self.limits = limits
         self.clock = ManualClock()
+        self.run = RUN
         self.fence = Fence(0)
         self.seqs: dict[RolloutId, int] = {}
         self.store: MemoryStore | SqliteStore | None = None
@@ -120,8 +122,16 @@ class Harness:
     # --- coordinator's moves
 
     async def attach(self, incarnation: str = "coordinator-1") -> Fence:
-        self.fence = (await self.ledger.attach(Attach(run_id=RUN, incarnation=incarnation))).fence
+        request = Attach(run_id=self.run, incarnation=incarnation)
+        self.fence = (await self.ledger.attach(request)).fence
         return self.fence
+
+    async def beside(self, run: RunId) -> "Harness":
+        """Return the same ledger as the coordinator of another run sees it."""
+        other = copy.copy(self)
+        other.run, other.seqs = run, {}
+        await other.attach(f"coordinator-of-{run}")
+        return other
 
     async def append(
         self,
@@ -140,7 +150,8 @@ class Harness:
             acknowledges=acknowledges,
             finished=finished,
         )
-        reply = await self.ledger.append(AppendBatch(run_id=RUN, fence=self.fence, appends=(one,)))
+        batch = AppendBatch(run_id=self.run, fence=self.fence, appends=(one,))
+        reply = await self.ledger.append(batch)
         self.seqs[rollout] = reply.replies[0].seq
         return reply
 
@@ -152,7 +163,7 @@ class Harness:
         await self.append(events=(b"applied",), acknowledges=ids)
 
     async def events(self, after: int = 0, wait: float = 0.0) -> list[LedgerEvent]:
-        request = EventsRequest(run_id=RUN, fence=self.fence, after=after, wait_seconds=wait)
+        request = EventsRequest(run_id=self.run, fence=self.fence, after=after, wait_seconds=wait)
         return list((await self.ledger.events(request)).events)
 
     async def completed(self) -> dict[ActionId, Completion]:
@@ -166,7 +177,7 @@ class Harness:
         return found
 
     async def cancel(self, *ids: ActionId) -> CancelReply:
-        request = Cancel(run_id=RUN, fence=self.fence, action_ids=ids, reason="test")
+        request = Cancel(run_id=self.run, fence=self.fence, action_ids=ids, reason="test")
         return await self.ledger.cancel(request)
 
     # --- worker's moves

@@ -24,6 +24,7 @@ from stoker.broker.reading import (
     RolloutsReply,
     RolloutsRequest,
     RolloutSummary,
+    RunStats,
     StatsReply,
     StatsRequest,
     WorkerStats,
@@ -76,6 +77,7 @@ __all__ = [
     "RolloutSummary",
     "RolloutsReply",
     "RolloutsRequest",
+    "RunStats",
     "StartRequest",
     "StatsReply",
     "StatsRequest",
@@ -104,6 +106,10 @@ class LedgerLimits(msgspec.Struct, frozen=True, kw_only=True):
     results_max: int = 10_000
     """Unacknowledged results plus leases (each lease reserves its result's slot)."""
     outstanding_per_rollout_max: int = 256
+    queued_per_run_max: int | None = None
+    """Quota of each run: queued and leased; more are parked. ``None``: no quota."""
+    leased_per_run_max: int | None = None
+    """Quota of each run: in workers' hands at once. ``None``: no quota."""
     lease_seconds: float = 10.0
     """A worker silent for this long loses its leases."""
     grace_seconds: float = 10.0

@@ -10,9 +10,10 @@ made durable before the first reply, so none ever comes back (I3).
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
 
 from stoker.broker.base import LedgerEventKind, LedgerLimits
-from stoker.broker.rows import Decision, ParkedOn, Row
+from stoker.broker.rows import Decision, ParkedOn, Queue, Row
 from stoker.broker.store import Enlisted, Entry, Head, Meta, Store, Told
 from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
@@ -20,7 +21,15 @@ from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 
 COUNTER_BITS = 40
 
+K = TypeVar("K")
 _QUEUED = frozenset({ActionState.ACCEPTED, ActionState.LEASED, ActionState.STARTED})
+
+
+class Line(NamedTuple):
+    """A run's actions of one worker class: what competes for that class's slots."""
+
+    worker_class: str
+    run_id: RunId
 
 
 class WorkerRecord:
@@ -69,8 +78,18 @@ class Books:
         self._heads: dict[tuple[RunId, RolloutId], Head] = {}
         self._heads_dirty: set[tuple[RunId, RolloutId]] = set()
         self.states: defaultdict[str, Counter[ActionState]] = defaultdict(Counter)
-        self.parked_caps: Counter[str] = Counter()
-        self.parked_rollouts = 0
+        self.parked_caps: Counter[Line] = Counter()
+        self.parked_runs: Counter[RunId] = Counter()
+        self.parked_rollouts: Counter[RunId] = Counter()
+        self.waiting: Counter[Line] = Counter()
+        """Queued actions."""
+        self.out: Counter[Line] = Counter()
+        """Leased and started actions."""
+        self.run_out: Counter[RunId] = Counter()
+        self.run_queued: Counter[RunId] = Counter()
+        """Queued, leased and started actions."""
+        self.served: dict[RunId, int] = {}
+        """Run → when it was last given to a worker, as an id; the longest ago goes first."""
         self.suspects: Counter[str] = Counter()
         self._unflushed: Counter[RolloutId] = Counter()
         """By how much a rollout's outstanding actions changed since the last flush."""
@@ -87,14 +106,10 @@ class Books:
         self._load(seen)
 
     def _load(self, seen: float) -> None:
-        for cls, state, parked_on, suspect, holder, count in self.store.counts():
-            self._count(cls, state, count)
-            if state is ActionState.PARKED:
-                self._count_parked(cls, ParkedOn(parked_on), count)
-            elif state is ActionState.ACCEPTED:
-                self._count_queued(cls, holder, suspect=suspect, count=count)
-            if holder is not None:
-                self.worker(holder, seen)
+        for queue, state, parked_on, count in self.store.counts():
+            self._count(queue, state, parked_on, count)
+            if queue.holder is not None:
+                self.worker(queue.holder, seen)
         for enlisted in self.store.workers():
             self.workers[enlisted.worker_id] = WorkerRecord(enlisted, seen)
             self.unwatched.append(enlisted.worker_id)
@@ -224,39 +239,39 @@ class Books:
         for row, sign in ((old, -1), (new, 1)):
             if row is None:
                 continue
-            cls = row.action.worker_class
             if not row.terminal and row.parked_on is not ParkedOn.ROLLOUT:
                 self._unflushed[row.action.rollout_id] += sign
             if row.state is ActionState.COMPLETED:
                 self.results += sign
             elif not row.terminal:
-                self._count(cls, row.state, sign)
-            if row.state is ActionState.PARKED:
-                self._count_parked(cls, row.parked_on, sign)
-            elif row.state is ActionState.ACCEPTED:
-                self._count_queued(cls, row.action.holder, suspect=row.suspect, count=sign)
+                self._count(row.queue, row.state, row.parked_on, sign)
         if new.state is ActionState.ACCEPTED or new.state is ActionState.ACKNOWLEDGED:
             self.work_seq += 1
         if not new.terminal and (self.next_due is None or new.due_boot < self.next_due):
             self.next_due = new.due_boot
 
-    def _count(self, worker_class: str, state: ActionState, count: int) -> None:
-        self.states[worker_class][state] += count
-        self.queued += count if state in _QUEUED else 0
-        self.busy += count if state in (ActionState.LEASED, ActionState.STARTED) else 0
-
-    def _count_parked(self, worker_class: str, parked_on: ParkedOn, count: int) -> None:
-        if parked_on is ParkedOn.CAPS:
-            self.parked_caps[worker_class] += count
+    def _count(self, queue: Queue, state: ActionState, parked_on: ParkedOn, count: int) -> None:
+        cls, run_id, holder, suspect = queue
+        self.states[cls][state] += count
+        if state is ActionState.PARKED:
+            if parked_on is ParkedOn.CAPS:
+                _add(self.parked_caps, Line(cls, run_id), count)
+            elif parked_on is ParkedOn.RUN:
+                _add(self.parked_runs, run_id, count)
+            else:
+                _add(self.parked_rollouts, run_id, count)
+            return
+        self.queued += count
+        _add(self.run_queued, run_id, count)
+        if state is ActionState.ACCEPTED:
+            _add(self.waiting, Line(cls, run_id), count)
+            self.suspects[cls] += count if suspect else 0
+            if holder is not None:
+                self.held[cls, holder] += count
         else:
-            self.parked_rollouts += count
-
-    def _count_queued(
-        self, worker_class: str, holder: WorkerId | None, *, suspect: bool, count: int
-    ) -> None:
-        self.suspects[worker_class] += count if suspect else 0
-        if holder is not None:
-            self.held[worker_class, holder] += count
+            self.busy += count
+            _add(self.out, Line(cls, run_id), count)
+            _add(self.run_out, run_id, count)
 
     def class_queued(self, worker_class: str) -> int:
         """Count queued and leased actions of a class."""
@@ -321,3 +336,10 @@ class Books:
         self._group.clear()
         self._heads.clear()
         self.sync = False
+
+
+def _add(counter: Counter[K], key: K, count: int) -> None:
+    """Count, and forget what has come to nothing: runs come and go."""
+    counter[key] += count
+    if not counter[key]:
+        del counter[key]

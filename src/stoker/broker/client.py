@@ -32,7 +32,8 @@ from stoker.broker.envelope import (
     decode_answer,
     encode,
 )
-from stoker.broker.place import check_directory, owner_pid
+from stoker.broker.place import DATABASE, check_directory, owner_pid
+from stoker.broker.schema import check_version
 from stoker.broker.service import Reply
 from stoker.broker.spawn import OwnerSettings, published_socket, spawn_owner
 from stoker.broker.verbs import LedgerVerbs
@@ -66,11 +67,13 @@ async def connect(
 
     Raises:
         RunDirectoryUnusable: the directory cannot hold a ledger.
+        LedgerTooNew: a newer Stoker made it.
         LedgerUnavailable: no owner answered within ``RECONNECT_SECONDS``.
     **Cancellation:** nothing is left behind but perhaps an idle owner, which ends by itself.
     """
     if spawn:
         check_directory(directory)
+        check_version(directory / DATABASE)
     settings = OwnerSettings(
         limits=limits or LedgerLimits(),
         durability=durability,

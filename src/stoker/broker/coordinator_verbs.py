@@ -22,7 +22,7 @@ from stoker.broker.base import (
     EventsRequest,
     SubmitDisposition,
 )
-from stoker.broker.books import Books
+from stoker.broker.books import Books, Line
 from stoker.broker.core import accepted, acknowledge, cancel
 from stoker.broker.loss import environment_lost
 from stoker.broker.queueing import parking
@@ -133,7 +133,7 @@ def _submits(
                 SubmitDisposition.DUPLICATE if row.digest == digest else SubmitDisposition.CONFLICT
             )
             continue
-        parked_on = parking(books, action.worker_class, outstanding)
+        parked_on = parking(books, Line(action.worker_class, action.run_id), outstanding)
         row = accepted(
             action,
             order=books.draw(),

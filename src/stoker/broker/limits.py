@@ -15,6 +15,8 @@ def limits_of(settings: LedgerSettings) -> LedgerLimits:
         queued_per_class_max=settings.queued_max,
         results_max=settings.results_max,
         outstanding_per_rollout_max=settings.outstanding_per_rollout_max,
+        queued_per_run_max=settings.queued_per_run_max,
+        leased_per_run_max=settings.leased_per_run_max,
         lease_seconds=settings.lease,
         grace_seconds=settings.lease,
     )

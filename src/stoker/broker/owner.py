@@ -26,6 +26,7 @@ from stoker.broker.place import (
     socket_path,
     take_lock,
 )
+from stoker.broker.schema import check_version
 from stoker.broker.server import Server
 from stoker.broker.service import LedgerService
 from stoker.broker.store_sqlite import SqliteStore
@@ -55,6 +56,7 @@ def main() -> int:
     try:
         limits = msgspec.json.decode(arguments.limits, type=LedgerLimits)
         check_directory(directory)
+        check_version(directory / DATABASE)
         socket_file = socket_path(directory, os.environ)
     except (StokerError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"{error}\n")

@@ -7,24 +7,46 @@ by complete, cancel, release, expiry or acknowledge (B19).
 Suspects (I5): a suspect goes alone to a worker with empty hands, and nothing else goes there while
 it runs. One that has waited a lease's time makes one worker of its class drain for it, so that a
 busy fleet cannot starve it.
+
+Many runs share a ledger: free slots and places in the queue go to the run that has the fewest of
+that worker class, so that a run with ten thousand queued actions does not starve another.
 """
 
-from heapq import merge
+from collections.abc import Mapping
+from heapq import heapify, heappop, heappush, merge
 from itertools import islice
+from typing import NamedTuple
 
-from stoker.broker.books import Books, WorkerRecord
+from stoker.broker.books import Books, Line, WorkerRecord
 from stoker.broker.core import leased, unparked
-from stoker.broker.rows import Decision, ParkedOn, Row
+from stoker.broker.rows import Decision, ParkedOn, Queue, Row
 from stoker.model.action import ActionState
-from stoker.model.ids import ActionId, Fence
+from stoker.model.ids import ActionId, Fence, RunId
 from stoker.seams.clock import Instant
 
+UNBOUNDED = 1 << 40
+"""More than anybody asks for: no quota."""
 
-def parking(books: Books, worker_class: str, outstanding: int) -> ParkedOn:
-    """Return what a new action of a class must wait for, if anything."""
+
+class Claim(NamedTuple):
+    """What one run asks for of a worker class."""
+
+    has: int
+    """What it has already."""
+    served: int
+    """When it was last given something; the smaller, the longer ago."""
+    most: int
+    """More it cannot use."""
+
+
+def parking(books: Books, line: Line, outstanding: int) -> ParkedOn:
+    """Return what a new action must wait for, if anything."""
     if outstanding >= books.limits.outstanding_per_rollout_max:
         return ParkedOn.ROLLOUT
-    if books.parked_caps[worker_class] or room(books, worker_class) <= 0:
+    if books.parked_runs[line.run_id] or _quota(books, line.run_id) <= 0:
+        return ParkedOn.RUN
+    crowded = any(parked.worker_class == line.worker_class for parked in books.parked_caps)
+    if crowded or room(books, line.worker_class) <= 0:
         return ParkedOn.CAPS
     return ParkedOn.NOTHING
 
@@ -38,27 +60,41 @@ def room(books: Books, worker_class: str) -> int:
     )
 
 
+def _quota(books: Books, run_id: RunId) -> int:
+    """Return how many more actions a run may have queued or on their way there."""
+    most = books.limits.queued_per_run_max
+    if most is None:
+        return UNBOUNDED
+    coming = sum(count for line, count in books.parked_caps.items() if line.run_id == run_id)
+    return most - books.run_queued[run_id] - coming
+
+
 def unpark(books: Books) -> None:
-    """Let parked actions in, in order, as far as there is room."""
+    """Let parked actions in as far as there is room: a run's in order, runs in fair shares."""
     if not books.parked_rollouts:
         books.relieved.clear()
-    if not books.relieved and not books.parked_caps.total():
+    if not books.relieved and not books.parked_runs and not books.parked_caps:
         return
     books.flush()
     for rollout in books.relieved:
         free = books.limits.outstanding_per_rollout_max - books.store.outstanding(rollout)
         for row in books.store.parked_of(rollout, max(0, free)):
-            books.apply(row, Decision(unparked(row, ParkedOn.CAPS)))
+            books.apply(row, Decision(unparked(row, ParkedOn.RUN)))
     books.relieved.clear()
     books.flush()
-    heads = [
-        books.store.parked(worker_class, free)
-        for worker_class, count in list(books.parked_caps.items())
-        if count and (free := room(books, worker_class)) > 0
-    ]
-    total = max(0, books.limits.queued_max - books.queued)
-    for row in islice(merge(*heads, key=lambda row: row.order), total):
-        books.apply(row, Decision(unparked(row, ParkedOn.NOTHING)))
+    for run in list(books.parked_runs):
+        free = min(max(0, _quota(books, run)), books.parked_runs[run])
+        for row in books.store.parked_run(run, free) if free else ():
+            books.apply(row, Decision(unparked(row, ParkedOn.CAPS)))
+    books.flush()
+    claims = {
+        line: Claim(books.waiting[line] + books.out[line], books.served.get(line.run_id, 0), parked)
+        for line, parked in books.parked_caps.items()
+    }
+    rooms = {line.worker_class: max(0, room(books, line.worker_class)) for line in claims}
+    for line, count in shares(books.limits.queued_max - books.queued, claims, rooms).items():
+        for row in books.store.parked(line.worker_class, line.run_id, count):
+            books.apply(row, Decision(unparked(row, ParkedOn.NOTHING)))
 
 
 def hand_out(books: Books, worker: WorkerRecord, slots: dict[str, int], now: Instant) -> list[Row]:
@@ -92,6 +128,8 @@ def hand_out_tickets(
         mine = row.action.holder in (None, worker.enlisted.worker_id)
         if row.state is not ActionState.ACCEPTED or not mine or _results_room(books) <= 0:
             continue
+        if _lease_quota(books, row.action.run_id) <= 0:
+            continue
         if (alone and worker.named) or any(held.alone for held in books.in_hands(worker)):
             continue
         given.append(_give(books, worker, row, alone=alone, now=now))
@@ -100,6 +138,12 @@ def hand_out_tickets(
 
 def _results_room(books: Books) -> int:
     return books.limits.results_max - books.results - books.busy
+
+
+def _lease_quota(books: Books, run_id: RunId) -> int:
+    """Return how many more actions of a run may be in workers' hands."""
+    most = books.limits.leased_per_run_max
+    return UNBOUNDED if most is None else most - books.run_out[run_id]
 
 
 def _queued_for(books: Books, worker: WorkerRecord, worker_class: str) -> bool:
@@ -119,10 +163,10 @@ def _oldest_suspect(books: Books, worker: WorkerRecord, slots: dict[str, int]) -
     holders = (None, worker.enlisted.worker_id)
     found = [
         row
-        for cls in slots
-        if books.suspects[cls] > 0
+        for cls, run in books.waiting
+        if books.suspects[cls] > 0 and cls in slots and _lease_quota(books, run) > 0
         for holder in holders
-        for row in books.store.queued(cls, holder, suspect=True, limit=1)
+        for row in books.store.queued(Queue(cls, run, holder, suspect=True), 1)
     ]
     return min(found, key=lambda row: row.order, default=None)
 
@@ -141,19 +185,64 @@ def _drains(books: Books, worker: WorkerRecord, suspect: Row, now: Instant) -> b
 
 
 def _heads(books: Books, worker: WorkerRecord, worker_class: str, count: int) -> list[Row]:
-    if count <= 0:
-        return []
+    """Return what goes next to ``worker``: runs in fair shares, each by priority and order."""
+    claims = {
+        line: Claim(
+            books.out[line],
+            books.served.get(line.run_id, 0),
+            min(waiting, max(0, _lease_quota(books, line.run_id))),
+        )
+        for line, waiting in books.waiting.items()
+        if line.worker_class == worker_class
+    }
+    while True:
+        given = shares(count, claims, {worker_class: count})
+        found = {line: _heads_of(books, worker, line, most) for line, most in given.items()}
+        short = {line: len(rows) for line, rows in found.items() if len(rows) < given[line]}
+        if not short:
+            return [row for rows in found.values() for row in rows]
+        for line, most in short.items():  # what else it has queued is for other workers
+            claims[line] = claims[line]._replace(most=most)
+
+
+def _heads_of(books: Books, worker: WorkerRecord, line: Line, count: int) -> list[Row]:
     own = worker.enlisted.worker_id
-    anybody = books.store.queued(worker_class, None, suspect=False, limit=count)
-    if not books.held[worker_class, own]:
+    queue = Queue(line.worker_class, line.run_id, None, suspect=False)
+    anybody = books.store.queued(queue, count)
+    if not books.held[line.worker_class, own]:
         return anybody
-    mine = books.store.queued(worker_class, own, suspect=False, limit=count)
+    mine = books.store.queued(queue._replace(holder=own), count)
     both = merge(mine, anybody, key=lambda row: (-row.action.priority, row.order))
     return list(islice(both, count))
 
 
+def shares(total: int, claims: Mapping[Line, Claim], rooms: Mapping[str, int]) -> dict[Line, int]:
+    """Divide ``total`` places among ``claims``: one after the other to whom has the least.
+
+    Max-min fairness: nobody gets more while somebody with less still asks. Who was served longest
+    ago wins a tie. ``rooms``: places of each worker class, at most.
+    """
+    given: dict[Line, int] = {}
+    left = dict(rooms)
+    order = [(claim.has, claim.served, line) for line, claim in claims.items() if claim.most > 0]
+    heapify(order)
+    while order and total > 0:
+        has, served, line = heappop(order)
+        if left[line.worker_class] <= 0:
+            continue
+        wanted = min(total, left[line.worker_class], claims[line].most - given.get(line, 0))
+        take = 1 if order else wanted
+        given[line] = given.get(line, 0) + take
+        left[line.worker_class] -= take
+        total -= take
+        if take < wanted:
+            heappush(order, (has + 1, served, line))
+    return given
+
+
 def _give(books: Books, worker: WorkerRecord, row: Row, *, alone: bool, now: Instant) -> Row:
     fence = Fence(books.draw())
+    books.served[row.action.run_id] = fence
     given = leased(row, worker=worker.enlisted.worker_id, fence=fence, alone=alone, now=now)
     books.apply(row, Decision(given))
     books.hand(given, now.boot)

@@ -102,6 +102,16 @@ class ClassStats(msgspec.Struct, frozen=True, kw_only=True):
     """Slots of live workers."""
 
 
+class RunStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One run that has unfinished actions, now; all classes together."""
+
+    queued: int = 0
+    leased: int = 0
+    """In workers' hands, started or not."""
+    parked: int = 0
+    """Over a cap or its own quota."""
+
+
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """One live worker incarnation."""
 
@@ -128,6 +138,7 @@ class StatsReply(msgspec.Struct, frozen=True, kw_only=True, tag="stats_reply"):
     commits_total: int = 0
     transitions_total: int = 0
     syncs_total: int = 0
+    runs: dict[RunId, RunStats] = {}
 
 
 class CapabilitiesRequest(msgspec.Struct, frozen=True, kw_only=True, tag="capabilities"):

@@ -14,7 +14,7 @@ import msgspec
 from stoker.broker.base import LedgerEventKind
 from stoker.model.action import Action, ActionState
 from stoker.model.completion import Completion, CompletionStatus
-from stoker.model.ids import ActionId, Fence, WorkerId
+from stoker.model.ids import ActionId, Fence, RunId, WorkerId
 
 NO_FENCE = Fence(0)
 
@@ -33,8 +33,20 @@ class ParkedOn(StrEnum):
     """It is not parked."""
     ROLLOUT = "rollout"
     """Its own rollout has too many actions outstanding."""
+    RUN = "run"
+    """Its own run has its quota queued."""
     CAPS = "caps"
     """The queue of its class, or the whole queue, is full."""
+
+
+class Queue(NamedTuple):
+    """What waits together: actions of one run that the same workers may take."""
+
+    worker_class: str
+    run_id: RunId
+    holder: WorkerId | None
+    """The one worker that may take them, or any."""
+    suspect: bool
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +99,12 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def action_id(self) -> ActionId:
         """Return the action's id."""
         return self.action.action_id
+
+    @property
+    def queue(self) -> Queue:
+        """Return what it waits in while it is queued."""
+        action = self.action
+        return Queue(action.worker_class, action.run_id, action.holder, self.suspect)
 
     @property
     def terminal(self) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind, WorkerStats
-from stoker.broker.rows import Row
+from stoker.broker.rows import ParkedOn, Queue, Row
 from stoker.model.action import ActionState
 from stoker.model.completion import Completion
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
@@ -63,6 +63,15 @@ class Owner(NamedTuple):
     partition: str
     fence: Fence
     incarnation: str
+
+
+class Counted(NamedTuple):
+    """How many unfinished rows are alike."""
+
+    queue: Queue
+    state: ActionState
+    parked_on: ParkedOn
+    number: int
 
 
 class Told(NamedTuple):
@@ -170,14 +179,16 @@ class Store(Protocol):
         """Count unfinished rows of a rollout, less those parked for its own cap."""
         ...
 
-    def queued(
-        self, worker_class: str, holder: WorkerId | None, *, suspect: bool, limit: int
-    ) -> list[Row]:
+    def queued(self, queue: Queue, limit: int) -> list[Row]:
         """Return the head of one queue: highest priority, then earliest."""
         ...
 
-    def parked(self, worker_class: str, limit: int) -> list[Row]:
-        """Return the earliest rows of a class that are parked for the caps."""
+    def parked(self, worker_class: str, run_id: RunId, limit: int) -> list[Row]:
+        """Return a run's earliest rows of a class that are parked for the caps."""
+        ...
+
+    def parked_run(self, run_id: RunId, limit: int) -> list[Row]:
+        """Return a run's earliest rows that are parked for its quota."""
         ...
 
     def parked_of(self, rollout: RolloutId, limit: int) -> list[Row]:
@@ -200,8 +211,8 @@ class Store(Protocol):
         """Return rows that are leased, started, or not yet reclaimed."""
         ...
 
-    def counts(self) -> list[tuple[str, ActionState, str, bool, WorkerId | None, int]]:
-        """Count unfinished rows by class, state, what parks them, suspicion and holder."""
+    def counts(self) -> list[Counted]:
+        """Count unfinished rows by queue, state and what parks them."""
         ...
 
     def results(self) -> int:

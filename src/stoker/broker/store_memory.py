@@ -15,8 +15,8 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind
-from stoker.broker.rows import WAITING, ParkedOn, Row
-from stoker.broker.store import Enlisted, Entry, Head, Meta, Owner, Told
+from stoker.broker.rows import WAITING, ParkedOn, Queue, Row
+from stoker.broker.store import Counted, Enlisted, Entry, Head, Meta, Owner, Told
 from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, RolloutId, RunId, WorkerId
@@ -135,15 +135,17 @@ class MemoryStore:
     def _slice(self, key: tuple[object, ...], limit: int) -> list[Row]:
         return [self._rows[place[2]] for place in islice(self._queues.get(key, ()), limit)]
 
-    def queued(
-        self, worker_class: str, holder: WorkerId | None, *, suspect: bool, limit: int
-    ) -> list[Row]:
+    def queued(self, queue: Queue, limit: int) -> list[Row]:
         """Return the head of one queue."""
-        return self._slice(("queue", worker_class, holder, suspect), limit)
+        return self._slice(("queue", *queue), limit)
 
-    def parked(self, worker_class: str, limit: int) -> list[Row]:
-        """Return the earliest rows of a class that are parked for the caps."""
-        return self._slice(("parked", worker_class), limit)
+    def parked(self, worker_class: str, run_id: RunId, limit: int) -> list[Row]:
+        """Return a run's earliest rows of a class that are parked for the caps."""
+        return self._slice(("parked", worker_class, run_id), limit)
+
+    def parked_run(self, run_id: RunId, limit: int) -> list[Row]:
+        """Return a run's earliest rows that are parked for its quota."""
+        return self._slice(("parked_run", run_id), limit)
 
     def parked_of(self, rollout: RolloutId, limit: int) -> list[Row]:
         """Return the earliest rows that are parked for their rollout's cap."""
@@ -169,12 +171,12 @@ class MemoryStore:
         """Return rows that are leased, started, or not yet reclaimed."""
         return [row for row in self._rows.values() if row.bearer is not None]
 
-    def counts(self) -> list[tuple[str, ActionState, str, bool, WorkerId | None, int]]:
+    def counts(self) -> list[Counted]:
         """Count unfinished rows."""
         return [
-            (r.action.worker_class, r.state, r.parked_on, r.suspect, r.action.holder, 1)
-            for r in self._rows.values()
-            if not r.terminal
+            Counted(row.queue, row.state, row.parked_on, 1)
+            for row in self._rows.values()
+            if not row.terminal
         ]
 
     def results(self) -> int:
@@ -321,10 +323,11 @@ def _places(row: Row | None) -> list[tuple[tuple[object, ...], tuple[float, int,
         (("due",), (row.due_boot, row.order, row.action_id))
     ]
     if row.state is ActionState.ACCEPTED:
-        key = ("queue", action.worker_class, action.holder, row.suspect)
-        found.append((key, (-action.priority, row.order, row.action_id)))
+        found.append((("queue", *row.queue), (-action.priority, row.order, row.action_id)))
     elif row.parked_on is ParkedOn.CAPS:
-        found.append((("parked", action.worker_class), plain))
+        found.append((("parked", action.worker_class, action.run_id), plain))
+    elif row.parked_on is ParkedOn.RUN:
+        found.append((("parked_run", action.run_id), plain))
     elif row.parked_on is ParkedOn.ROLLOUT:
         found.append((("parked_of", action.rollout_id), plain))
     if action.holder is not None and row.state in WAITING:

@@ -19,8 +19,18 @@ import apsw
 import msgspec
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind
-from stoker.broker.rows import Row
-from stoker.broker.store import Enlisted, Entry, Head, Meta, Owner, StorageFull, Told
+from stoker.broker.rows import ParkedOn, Queue, Row
+from stoker.broker.schema import migrate
+from stoker.broker.store import (
+    Counted,
+    Enlisted,
+    Entry,
+    Head,
+    Meta,
+    Owner,
+    StorageFull,
+    Told,
+)
 from stoker.broker.store_sqlite_rows import (
     STATES,
     decode_completion,
@@ -29,7 +39,6 @@ from stoker.broker.store_sqlite_rows import (
     hot_columns,
     mutable_columns,
 )
-from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 from stoker.seams.clock import Instant
@@ -64,8 +73,11 @@ class SqliteStore:
             "cache_size = -65536",
         ):
             self._db.execute(f"PRAGMA {pragma}").fetchall()
-        schema = (files("stoker.broker") / "sql" / "schema.sql").read_text("utf-8")
-        self._db.execute("BEGIN IMMEDIATE;" + schema + "COMMIT;")
+        try:
+            migrate(self._db, path)
+        except BaseException:
+            self._db.close()
+            raise
         self._wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
         _sync_directory(path.parent)
 
@@ -163,15 +175,18 @@ class SqliteStore:
         """Count unfinished rows, less those parked for the rollout's own cap."""
         return int(self._all("outstanding", (rollout,))[0][0])
 
-    def queued(
-        self, worker_class: str, holder: WorkerId | None, *, suspect: bool, limit: int
-    ) -> list[Row]:
+    def queued(self, queue: Queue, limit: int) -> list[Row]:
         """Return the head of one queue."""
-        return self._rows("queued", (worker_class, holder or "", suspect, limit))
+        worker_class, run_id, holder, suspect = queue
+        return self._rows("queued", (worker_class, holder or "", suspect, run_id, limit))
 
-    def parked(self, worker_class: str, limit: int) -> list[Row]:
-        """Return the earliest rows of a class that are parked for the caps."""
-        return self._rows("parked", (worker_class, limit))
+    def parked(self, worker_class: str, run_id: RunId, limit: int) -> list[Row]:
+        """Return a run's earliest rows of a class that are parked for the caps."""
+        return self._rows("parked", (worker_class, run_id, limit))
+
+    def parked_run(self, run_id: RunId, limit: int) -> list[Row]:
+        """Return a run's earliest rows that are parked for its quota."""
+        return self._rows("parked_run", (run_id, limit))
 
     def parked_of(self, rollout: RolloutId, limit: int) -> list[Row]:
         """Return the earliest rows that are parked for their rollout's cap."""
@@ -194,11 +209,16 @@ class SqliteStore:
         """Return rows that are leased, started, or not yet reclaimed."""
         return self._rows("in_hands")
 
-    def counts(self) -> list[tuple[str, ActionState, str, bool, WorkerId | None, int]]:
+    def counts(self) -> list[Counted]:
         """Count unfinished rows."""
         return [
-            (cls, STATES[state], parked_on, bool(suspect), WorkerId(holder) or None, count)
-            for cls, state, parked_on, suspect, holder, count in self._all("counts")
+            Counted(
+                Queue(cls, RunId(run_id), WorkerId(holder) or None, bool(suspect)),
+                STATES[state],
+                ParkedOn(parked_on),
+                count,
+            )
+            for cls, run_id, holder, suspect, state, parked_on, count in self._all("counts")
         ]
 
     def results(self) -> int:

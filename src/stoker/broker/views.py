@@ -13,18 +13,22 @@ from stoker.broker.base import (
     RolloutsReply,
     RolloutsRequest,
     RolloutSummary,
+    RunStats,
     StatsReply,
     WorkerStats,
 )
 from stoker.broker.books import Books
-from stoker.broker.rows import Row
+from stoker.broker.rows import Queue, Row
 from stoker.broker.store import Head
 from stoker.model.action import ActionState
+from stoker.model.ids import RunId
 from stoker.seams.clock import Instant
 
 REPLY_BYTES_MAX = 16 * 1024 * 1024
 """A reply is cut short past this; one journal entry and one page more still fit a frame."""
 _PAGE = 128
+_LOOKS = 16
+"""Runs and holders whose queues are looked at for an age."""
 
 
 def journal(books: Books, request: JournalRequest) -> JournalReply:
@@ -133,7 +137,22 @@ def stats(books: Books, now: Instant) -> StatsReply:
         commits_total=store.commits,
         transitions_total=books.transitions,
         syncs_total=store.syncs,
+        runs=_runs(books),
     )
+
+
+def _runs(books: Books) -> dict[RunId, RunStats]:
+    parked = books.parked_runs + books.parked_rollouts
+    for line, count in books.parked_caps.items():
+        parked[line.run_id] += count
+    return {
+        run: RunStats(
+            queued=books.run_queued[run] - books.run_out[run],
+            leased=books.run_out[run],
+            parked=parked[run],
+        )
+        for run in sorted({*books.run_queued, *parked})
+    }
 
 
 def _age(books: Books, worker_class: str, now: Instant) -> float:
@@ -141,10 +160,12 @@ def _age(books: Books, worker_class: str, now: Instant) -> float:
     if not books.states[worker_class][ActionState.ACCEPTED]:
         return 0.0
     holders = [None, *(h for (cls, h), n in books.held.items() if cls == worker_class and n)]
+    runs = [line.run_id for line in books.waiting if line.worker_class == worker_class]
     heads = [
         row
-        for holder in holders[:16]
+        for run in runs[:_LOOKS]
+        for holder in holders[:_LOOKS]
         for suspect in (False, True)
-        for row in books.store.queued(worker_class, holder, suspect=suspect, limit=1)
+        for row in books.store.queued(Queue(worker_class, run, holder, suspect), 1)
     ]
     return max((now.boot - row.accepted_boot for row in heads), default=0.0)

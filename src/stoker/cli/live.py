@@ -13,10 +13,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from stoker.cli.output import duration, percent, table
+from stoker.cli.output import counted, duration, percent, table
 from stoker.cli.text import clean, shorten
 from stoker.coordinator.request import Observer
-from stoker.coordinator.view import LaneView, RunSnapshot
+from stoker.coordinator.view import CapsView, LaneView, RunSnapshot
 from stoker.model.outcome import OutcomeKind
 
 REFRESH_SECONDS = 0.25
@@ -95,6 +95,8 @@ def frame(snapshot: RunSnapshot, width: int) -> RenderableType:
         _line("boxes", _boxes(snapshot)),
         _line("actions", _actions(snapshot)),
     ]
+    if snapshot.caps is not None:
+        parts.append(_line("ledger", _caps(snapshot.caps)))
     if snapshot.faults:
         parts.append(_line("faults", Text(clean(_counts(snapshot.faults)), "yellow")))
     parts += [
@@ -167,12 +169,15 @@ def _lane_state(lane: LaneView) -> Text:
 
 
 def _classes(snapshot: RunSnapshot) -> Table:
-    made = table("class", ">queued", ">oldest", ">running", ">slots", ">busy", ">done")
+    parked = any(one.parked for one in snapshot.classes.values())
+    columns = [">queued", *([">parked"] if parked else []), ">oldest", ">running"]
+    made = table("class", *columns, ">slots", ">busy", ">done")
     for name, one in sorted(snapshot.classes.items()):
         missing = "red" if one.slots == 0 else ""
         made.add_row(
             Text(shorten(name, 16)),
             str(one.queued),
+            *([str(one.parked)] if parked else []),
             duration(one.oldest_queued_seconds) if one.queued else "-",
             str(one.running),
             Text(str(one.slots), missing),
@@ -210,6 +215,25 @@ def _boxes(snapshot: RunSnapshot) -> Text:
     for name, got in sorted(snapshot.isolation.items()):
         text.append(f"  {clean(name)}: {clean(got)}")
     return text
+
+
+def _caps(caps: CapsView) -> Text:
+    """Return how far the ledger's caps are used; what is over one is marked."""
+    text = Text(f"{_of(caps.queued, caps.queued_max)} queued, ")
+    text.append(f"{_of(caps.unacknowledged, caps.results_max)} results")
+    if caps.run_queued_max is not None:
+        text.append(f", {_of(caps.run_queued, caps.run_queued_max)} of this run")
+    if caps.run_leased_max is not None:
+        text.append(f", {_of(caps.run_leased, caps.run_leased_max)} of this run leased")
+    if caps.parked:
+        text.append(f", {caps.parked} parked over a cap", "yellow")
+    if caps.other_runs:
+        text.append(f", shared with {counted(caps.other_runs, 'other run')}", "dim")
+    return text
+
+
+def _of(used: int, most: int) -> str:
+    return f"{used}/{most}"
 
 
 def _actions(snapshot: RunSnapshot) -> Text:

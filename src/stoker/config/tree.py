@@ -45,6 +45,10 @@ class LedgerSettings(Section):
     """Results not yet applied, plus leases."""
     outstanding_per_rollout_max: Annotated[int, Field(ge=1)] = 256
     """Actions of one rollout that are not finished."""
+    queued_per_run_max: Annotated[int, Field(ge=1)] | None = None
+    """Queued and leased actions of one run, where several share a ledger; unset: no quota."""
+    leased_per_run_max: Annotated[int, Field(ge=1)] | None = None
+    """Actions of one run in workers' hands at once; unset: no quota."""
     idle_exit: Duration = 60.0
     """The owner process ends after this long without a connection."""
 

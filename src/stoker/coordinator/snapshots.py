@@ -5,11 +5,11 @@ The Prometheus metrics that are states rather than events are brought up to date
 
 import msgspec
 
-from stoker.broker.base import StatsReply
+from stoker.broker.base import LedgerLimits, RunStats, StatsReply
 from stoker.coordinator.coordinator import Coordinator
 from stoker.coordinator.lane_figures import LaneFigures
 from stoker.coordinator.record import RunDirectory, write_atomically
-from stoker.coordinator.view import ClassView, LaneView, RunSnapshot
+from stoker.coordinator.view import CapsView, ClassView, LaneView, RunSnapshot
 from stoker.coordinator.workers import LocalWorkers, WorkerSeen
 from stoker.observe.log import RolloutLine
 
@@ -34,11 +34,14 @@ class Snapshots:
         self._shared = accept_shared_kernel
         self._began = coordinator.parts.clock.monotonic()
         self._stats: StatsReply | None = None
+        self._limits: LedgerLimits | None = None
         self._recent: list[str] = []
         self._first_failures: dict[str, str] = {}
 
     async def refresh(self) -> StatsReply:
         """Ask the ledger for its counters."""
+        if self._limits is None:  # an owner that lived before us keeps its own
+            self._limits = (await self._parts.ledger.capabilities()).limits
         self._stats = await self._parts.ledger.stats()
         return self._stats
 
@@ -82,12 +85,31 @@ class Snapshots:
             boxes_leaked=sum(worker.boxes_leaked for worker in seen),
             isolation=_isolation(seen),
             accept_shared_kernel=self._shared,
+            caps=self._caps(),
             recent=tuple(self._recent),
         )
 
     def write(self, snapshot: RunSnapshot) -> None:
         """Replace ``status.json``."""
         write_atomically(self._run.status, msgspec.json.encode(snapshot))
+
+    def _caps(self) -> CapsView | None:
+        stats, limits = self._stats, self._limits
+        if stats is None or limits is None:
+            return None
+        mine = stats.runs.get(self._parts.plan.run_id, RunStats())
+        return CapsView(
+            queued=sum(one.queued + one.leased + one.started for one in stats.classes.values()),
+            queued_max=limits.queued_max,
+            unacknowledged=stats.unacknowledged,
+            results_max=limits.results_max,
+            run_queued=mine.queued + mine.leased,
+            run_queued_max=limits.queued_per_run_max,
+            run_leased=mine.leased,
+            run_leased_max=limits.leased_per_run_max,
+            parked=mine.parked,
+            other_runs=len(stats.runs.keys() - {self._parts.plan.run_id}),
+        )
 
     def _classes(self, seen: tuple[WorkerSeen, ...]) -> dict[str, ClassView]:
         stats = self._stats.classes if self._stats else {}
@@ -99,6 +121,7 @@ class Snapshots:
             slots = sum(w.slots for w in workers)
             views[name] = ClassView(
                 queued=ledger.queued if ledger else 0,
+                parked=ledger.parked if ledger else 0,
                 running=ledger.started if ledger else 0,
                 slots=slots,
                 oldest_queued_seconds=ledger.oldest_queued_seconds if ledger else 0.0,

@@ -35,11 +35,33 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
     """One worker class."""
 
     queued: int
+    parked: int = 0
+    """Accepted over a cap, not queued yet."""
     running: int
     slots: int
     oldest_queued_seconds: float
     finished: int
     busy_share: float
+
+
+class CapsView(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the ledger's caps are used, by this run and by all of its ledger."""
+
+    queued: int
+    """Queued and leased actions of every run."""
+    queued_max: int
+    unacknowledged: int
+    """Results of every run that are not applied yet."""
+    results_max: int
+    run_queued: int = 0
+    """Of this run: queued and leased."""
+    run_queued_max: int | None = None
+    run_leased: int = 0
+    run_leased_max: int | None = None
+    parked: int = 0
+    """Of this run: accepted over a cap or quota."""
+    other_runs: int = 0
+    """Runs with unfinished actions on the same ledger."""
 
 
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,5 +96,7 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     isolation: dict[str, str]
     """Worker class → ``namespace (rung a)`` or what it got."""
     accept_shared_kernel: bool
+    caps: CapsView | None = None
+    """``None``: the ledger has not answered yet."""
     recent: tuple[str, ...] = ()
     """Last few rollout lines, already free of control characters."""

@@ -41,12 +41,17 @@ WHERE state < 4 AND rollout_id = ? AND parked_on <> 'rollout';
 -- name: queued
 SELECT a.*, i.action, NULL
 FROM action a INDEXED BY action_queued JOIN input i USING (place)
-WHERE a.state = 1 AND a.class = ? AND a.holder = ? AND a.suspect = ?
+WHERE a.state = 1 AND a.class = ? AND a.holder = ? AND a.suspect = ? AND a.run_id = ?
 ORDER BY a.rank, a.place LIMIT ?;
 -- name: parked
 SELECT a.*, i.action, NULL
 FROM action a INDEXED BY action_parked JOIN input i USING (place)
-WHERE a.state = 0 AND a.parked_on = 'caps' AND a.class = ? ORDER BY a.place LIMIT ?;
+WHERE a.state = 0 AND a.parked_on = 'caps' AND a.class = ? AND a.run_id = ?
+ORDER BY a.place LIMIT ?;
+-- name: parked_run
+SELECT a.*, i.action, NULL
+FROM action a INDEXED BY action_parked_run JOIN input i USING (place)
+WHERE a.state = 0 AND a.parked_on = 'run' AND a.run_id = ? ORDER BY a.place LIMIT ?;
 -- name: parked_of
 SELECT a.*, i.action, NULL
 FROM action a INDEXED BY action_parked_of JOIN input i USING (place)
@@ -67,8 +72,8 @@ FROM action a INDEXED BY action_in_hands
     LEFT JOIN input i USING (place) LEFT JOIN result r USING (place)
 WHERE a.fence <> 0 OR a.reclaim_fence <> 0;
 -- name: counts
-SELECT class, state, parked_on, suspect, holder, count(*) FROM action
-WHERE state < 4 GROUP BY 1, 2, 3, 4, 5;
+SELECT class, run_id, holder, suspect, state, parked_on, count(*) FROM action
+WHERE state < 4 GROUP BY 1, 2, 3, 4, 5, 6;
 -- name: results
 SELECT count(*) FROM result
 WHERE NOT EXISTS (SELECT 1 FROM action a WHERE a.place = result.place AND a.state = 5);

@@ -1,11 +1,11 @@
 -- One ledger. Ids are drawn by the owner (epoch << 40 | counter), never by SQLite: an id lost with
 -- an unsynced commit must not come back for something else (facts: the ABA failure).
-CREATE TABLE IF NOT EXISTS meta (
+CREATE TABLE meta (
     one    INTEGER PRIMARY KEY CHECK (one = 1),
     record BLOB NOT NULL                       -- msgpack of store.Meta
 );
 
-CREATE TABLE IF NOT EXISTS owner (
+CREATE TABLE owner (
     run_id      TEXT NOT NULL,
     part        TEXT NOT NULL,
     fence       INTEGER NOT NULL,
@@ -13,7 +13,7 @@ CREATE TABLE IF NOT EXISTS owner (
     PRIMARY KEY (run_id, part)
 ) WITHOUT ROWID;
 
-CREATE TABLE IF NOT EXISTS worker (
+CREATE TABLE worker (
     worker_id TEXT PRIMARY KEY,
     name      TEXT NOT NULL,
     slots     BLOB NOT NULL,                   -- msgpack of {class: slots}
@@ -22,7 +22,7 @@ CREATE TABLE IF NOT EXISTS worker (
 
 -- Hot columns only. A row outlives its input and result: acknowledged, it is the tombstone that
 -- keeps ids from coming back (I7).
-CREATE TABLE IF NOT EXISTS action (
+CREATE TABLE action (
     place           INTEGER PRIMARY KEY,       -- order of acceptance
     action_id       TEXT NOT NULL,
     run_id          TEXT NOT NULL,
@@ -54,36 +54,36 @@ CREATE TABLE IF NOT EXISTS action (
     history         BLOB                       -- msgpack of causes and fences; NULL in ordinary lives
 );
 
-CREATE UNIQUE INDEX IF NOT EXISTS action_by_id ON action (action_id);
-CREATE INDEX IF NOT EXISTS action_by_rollout ON action (rollout_id, place);
-CREATE INDEX IF NOT EXISTS action_queued ON action (class, holder, suspect, rank, place)
+CREATE UNIQUE INDEX action_by_id ON action (action_id);
+CREATE INDEX action_by_rollout ON action (rollout_id, place);
+CREATE INDEX action_queued ON action (class, holder, suspect, rank, place)
     WHERE state = 1;
-CREATE INDEX IF NOT EXISTS action_parked ON action (class, place)
+CREATE INDEX action_parked ON action (class, place)
     WHERE state = 0 AND parked_on = 'caps';
-CREATE INDEX IF NOT EXISTS action_parked_of ON action (rollout_id, place)
+CREATE INDEX action_parked_of ON action (rollout_id, place)
     WHERE state = 0 AND parked_on = 'rollout';
-CREATE INDEX IF NOT EXISTS action_held ON action (holder)
+CREATE INDEX action_held ON action (holder)
     WHERE state < 2 AND holder <> '';
-CREATE INDEX IF NOT EXISTS action_unfinished ON action (rollout_id, parked_on)
+CREATE INDEX action_unfinished ON action (rollout_id, parked_on)
     WHERE state < 4;
-CREATE INDEX IF NOT EXISTS action_due ON action (due_boot)
+CREATE INDEX action_due ON action (due_boot)
     WHERE state < 4;
-CREATE INDEX IF NOT EXISTS action_in_hands ON action (place)
+CREATE INDEX action_in_hands ON action (place)
     WHERE fence <> 0 OR reclaim_fence <> 0;
-CREATE INDEX IF NOT EXISTS action_dead ON action (run_id, place)
+CREATE INDEX action_dead ON action (run_id, place)
     WHERE settled_status = 'dead';
 
 -- Kept apart from the hot columns, so that a change of state does not rewrite it.
-CREATE TABLE IF NOT EXISTS input (
+CREATE TABLE input (
     place  INTEGER PRIMARY KEY,
     action BLOB NOT NULL                       -- msgpack of model.Action
 );
-CREATE TABLE IF NOT EXISTS result (
+CREATE TABLE result (
     place      INTEGER PRIMARY KEY,
     completion BLOB NOT NULL                   -- msgpack of model.Completion
 );
 
-CREATE TABLE IF NOT EXISTS event (
+CREATE TABLE event (
     event_id   INTEGER PRIMARY KEY,
     run_id     TEXT NOT NULL,
     part       TEXT NOT NULL,
@@ -94,12 +94,12 @@ CREATE TABLE IF NOT EXISTS event (
     detail     TEXT NOT NULL,
     completion BLOB                            -- of a reconciled late result only
 );
-CREATE INDEX IF NOT EXISTS event_by_partition ON event (run_id, part, event_id);
-CREATE INDEX IF NOT EXISTS event_by_place ON event (place);
-CREATE INDEX IF NOT EXISTS event_passing ON event (run_id, part, event_id)
+CREATE INDEX event_by_partition ON event (run_id, part, event_id);
+CREATE INDEX event_by_place ON event (place);
+CREATE INDEX event_passing ON event (run_id, part, event_id)
     WHERE kind IN ('requeued', 'reclaimed');
 
-CREATE TABLE IF NOT EXISTS rollout (
+CREATE TABLE rollout (
     head       INTEGER PRIMARY KEY,            -- order of admission
     run_id     TEXT NOT NULL,
     rollout_id TEXT NOT NULL,
@@ -107,14 +107,14 @@ CREATE TABLE IF NOT EXISTS rollout (
     seq        INTEGER NOT NULL,               -- entries in its journal
     finished   INTEGER NOT NULL
 );
-CREATE UNIQUE INDEX IF NOT EXISTS rollout_by_id ON rollout (run_id, rollout_id);
-CREATE INDEX IF NOT EXISTS rollout_by_run ON rollout (run_id, head);
+CREATE UNIQUE INDEX rollout_by_id ON rollout (run_id, rollout_id);
+CREATE INDEX rollout_by_run ON rollout (run_id, head);
 
 -- Entries lie in order of arrival, so that a group of small appends fills few pages.
-CREATE TABLE IF NOT EXISTS journal (
+CREATE TABLE journal (
     place INTEGER PRIMARY KEY,
     head  INTEGER NOT NULL,
     seq   INTEGER NOT NULL,
     event BLOB NOT NULL
 );
-CREATE UNIQUE INDEX IF NOT EXISTS journal_by_rollout ON journal (head, seq);
+CREATE UNIQUE INDEX journal_by_rollout ON journal (head, seq);
