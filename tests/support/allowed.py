@@ -29,6 +29,7 @@ BOUNDARIES = {
     "broker/owner.py:_serve": "whatever it was, the process ends and the next owner reopens",
     "cli/main.py:main": "the outermost boundary of the command line: a bug is shown whole",
     "coordinator/dispatch.py:Dispatcher._generate": "a backend's bug is one rollout's fault",
+    "inference/tokens/packaged.py:_tried": "per-model code of a package meets arbitrary ids",
     "rollout/guard.py:_abandoned": "whatever cleanup raises must not hit the program",
     "rollout/host.py:main": "the process ends here and says why",
     "rollout/host.py:run_local": "whatever a local function raises is its result",
@@ -49,6 +50,7 @@ BOUNDARIES = {
 
 ENTRY_POINTS = {
     "stoker.inference.in_process.smollm2": "converts a model with -m",
+    "stoker.inference.tokens.open": "trainers open the renderer of their engine's model",
     "stoker.cli.main": "the installed command",
     "stoker.worker.main": "started with -m by coordinator and command line",
 }

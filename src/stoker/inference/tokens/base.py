@@ -1,11 +1,15 @@
 """The contract of a renderer: messages to prompt ids, sampled ids to text and tool calls."""
 
 from array import array
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
 from stoker.model.generation import GenerateRequest, ToolCall
+
+History = Literal["append", "rerender"]
+"""``append``: the prompt goes on from exactly what was sampled, for as long as the template shows
+the past as it did. ``rerender``: the template renders the whole history in every turn."""
 
 
 class RenderedPrompt(msgspec.Struct, frozen=True, kw_only=True):

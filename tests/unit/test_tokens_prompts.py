@@ -1,0 +1,93 @@
+"""Prompts of model folders: what was sampled is what is shown, whatever the template."""
+
+from array import array
+from pathlib import Path
+
+import pytest
+
+from stoker.inference.tokens.open import open_renderer
+from support.tokens import CHATML, asked, assistant, model_folder, needs_tokens, tool, user
+
+pytestmark = needs_tokens
+
+
+def encoded(renderer: object, text: str) -> list[int]:
+    ids: list[int] = renderer._tokenizer.encode(text)  # type: ignore[attr-defined]
+    return ids
+
+
+def decoded(renderer: object, ids: "array[int]") -> str:
+    text: str = renderer._tokenizer.decode(ids.tolist())  # type: ignore[attr-defined]
+    return text
+
+
+@pytest.mark.parametrize(
+    ("sampled", "bridge"),
+    [
+        ("yes<|im_end|>", "\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"),
+        ("yes<|im_end|>\n", "<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"),
+        ("yes", "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"),
+        ("", "<|im_end|>\n<|im_start|>user\nmore<|im_end|>\n<|im_start|>assistant\n"),
+    ],
+)
+def test_c4_a_history_goes_on_by_its_ids_and_a_bridge(
+    sampled: str, bridge: str, tmp_path: Path
+) -> None:
+    renderer = open_renderer(model_folder(tmp_path))
+    first = renderer.prompt(asked([user("hello")]))
+    assert (
+        decoded(renderer, first.ids) == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+    )
+    ids = array("i", encoded(renderer, sampled))
+    said = renderer.read(ids, asked([user("hello")])).text
+    known = first.ids + ids
+    second = renderer.prompt(
+        asked([user("hello"), assistant(said), user("more")], known=known, covered=2)
+    )
+    assert second.ids[: len(known)] == known
+    assert decoded(renderer, second.ids[len(known) :]) == bridge
+    assert not second.rerendered
+
+
+def test_c4_ids_that_tokenise_differently_stay_as_they_were_sampled(tmp_path: Path) -> None:
+    """``hello`` sampled letter by letter: tokenised again it would be one id."""
+    append = open_renderer(model_folder(tmp_path))
+    anew = open_renderer(tmp_path, history="rerender")
+    first = append.prompt(asked([user("hi")]))
+    letters = array("i", [encoded(append, letter)[0] for letter in "hello"])
+    assert len(encoded(append, "hello")) == 1
+    known = first.ids + letters
+    request = asked([user("hi"), assistant("hello"), user("more")], known=known, covered=2)
+    on, off = append.prompt(request), anew.prompt(request)
+    assert on.ids[: len(known)] == known
+    assert not on.rerendered
+    assert off.ids[: len(known)] != known
+    assert off.rerendered
+    assert decoded(append, on.ids) == decoded(append, off.ids)
+
+
+def test_known_ids_that_are_the_whole_prompt_are_left_alone(tmp_path: Path) -> None:
+    renderer = open_renderer(model_folder(tmp_path))
+    known = array("i", [5, 6, 7])
+    assert renderer.prompt(asked([user("a")], known=known)).ids == known
+    cut = asked([user("a"), assistant("b")], known=known, covered=2)
+    assert renderer.prompt(cut).ids == known
+    opened = renderer.prompt(asked([user("a"), assistant("b"), user("c")])).ids
+    said_nothing = asked([user("a"), assistant("b"), user("c")], known=opened)
+    assert renderer.prompt(said_nothing).ids == opened
+
+
+def test_a_template_that_drops_earlier_thinking_begins_a_segment(tmp_path: Path) -> None:
+    content = "message.content.split('</think>')[-1] if not loop.last else message.content"
+    drops = CHATML.replace("'\\n' + message.content", f"'\\n' + ({content})")
+    assert drops != CHATML
+    renderer = open_renderer(model_folder(tmp_path, drops))
+    first = renderer.prompt(asked([user("a")]))
+    known = first.ids + array("i", encoded(renderer, "<think>b</think>c<|im_end|>"))
+    thought = assistant("<think>b</think>c")
+    second = renderer.prompt(asked([user("a"), thought, tool("d")], known=known, covered=2))
+    assert second.rerendered
+    assert "<think>" not in decoded(renderer, second.ids)
+    plain = first.ids + array("i", encoded(renderer, "c<|im_end|>"))
+    third = renderer.prompt(asked([user("a"), assistant("c"), tool("d")], known=plain, covered=2))
+    assert not third.rerendered
