@@ -23,6 +23,7 @@ def benches() -> None:
       stoker bench step
       stoker bench step --json
       stoker bench boxes
+      stoker bench ledger
 
     Exit codes:
       0    measured, whether or not a goal was met
@@ -81,6 +82,36 @@ def boxes(
     from stoker.cli.bench_boxes import measure
 
     _answer(measure(runs=runs, say=remarks().print), as_json=as_json)
+
+
+@app.command("ledger")
+def ledger(
+    runs: Annotated[int, typer.Option("--repeat", min=1, help="Rounds to measure.")] = 5,
+    queued: Annotated[
+        int, typer.Option("--queued", min=0, help="Actions waiting in the deep queue.")
+    ] = 1_000_000,
+    as_json: JsonOption = False,
+) -> None:
+    """What a durable hand-off costs, beside an append-only log with the same rows.
+
+    Whole cycles (append, lease, start, heartbeat, complete, event, acknowledge),
+    power-safe, 1 KiB each way, 256 outstanding, and one; a cancel's way to its
+    worker; idle slots; and a deep queue, with the owner killed on top of it.
+
+    Examples:
+      stoker bench ledger
+      stoker bench ledger --repeat 1 --queued 0
+      stoker bench ledger --json
+
+    Exit codes:
+      0    measured, whether or not a goal was met
+      1    the bench broke
+      2    the command line cannot be used
+      130  interrupted
+    """
+    from stoker.cli.bench_ledger import measure
+
+    _answer(measure(runs=runs, queued=queued, say=remarks().print), as_json=as_json)
 
 
 def _answer(document: dict[str, Any], *, as_json: bool) -> None:

@@ -19,6 +19,7 @@ class Probe:
     """The time of one ``fdatasync`` of 4 KiB in a directory, in the minutes of the bench."""
 
     def __init__(self, place: Path) -> None:
+        self.place = place
         self._file = place / "sync-probe"
         self._clock = SystemClock()
         self._times: list[float] = []

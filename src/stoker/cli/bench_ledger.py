@@ -1,0 +1,237 @@
+"""``stoker bench ledger``: what a durable hand-off costs, against a bare log in the same run.
+
+The ledger is a real owner process on a real disk, power-safe; coordinator and worker are one client
+process with a connection each. The floor writes the same rows with the same syncs behind the same
+socket and promises nothing (``testing.append_log``). Both are measured in turn, round by round, so
+that a slow minute of a shared machine hits both.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.broker.base import EventsRequest, LeaseRequest, LedgerLimits
+from stoker.broker.client import LedgerClient, connect
+from stoker.broker.place import SOCKET_PATH, owner_pid
+from stoker.cli.bench_ledger_load import CLASS, RUN, Load, Measured
+from stoker.cli.bench_machine import Probe, machine
+from stoker.seams.clock import SystemClock
+
+OUTSTANDING = 256
+CYCLES = 20_000
+_SINGLE_CYCLES = 200
+_SYNCS_ALLOWED = 2.5
+_CANCELS = 100
+_IDLE_SECONDS = 5.0
+_SUBMIT_BATCH = 1_000
+_START_SECONDS = 20.0
+_QUEUED_MAX = 4_000_000
+_LIMITS = LedgerLimits(
+    queued_max=_QUEUED_MAX, queued_per_class_max=_QUEUED_MAX, results_max=_QUEUED_MAX
+)
+
+Say = Callable[[str], object]
+
+
+class Rounds(msgspec.Struct):
+    """What the rounds gave, one value each."""
+
+    ours: list[float] = []
+    log: list[float] = []
+    per_commit: list[float] = []
+    single_beyond_ms: list[float] = []
+    cancel_ms_p99: list[float] = []
+    idle_share: list[float] = []
+
+
+def measure(*, runs: int, queued: int, say: Say) -> dict[str, Any]:
+    """Measure ``runs`` rounds and the deep queue once; return the bench document (DESIGN §9)."""
+    rounds = Rounds()
+    with _place() as place:
+        probe = Probe(place)
+        for number in range(runs):
+            say(f"bench ledger: round {number + 1} of {runs} …")
+            probe.sample()
+            (place / f"log-{number}").mkdir()
+            rounds.log.append(asyncio.run(_log_rate(place / f"log-{number}")))
+            asyncio.run(_round(place / f"ledger-{number}", rounds, probe))
+        probe.sample()
+        say(f"bench ledger: {queued:,} queued …")
+        deep = asyncio.run(_deep(place / "deep", queued)) if queued else None
+        syncs = probe.median_ms()
+    ratios = [ours / log for ours, log in zip(rounds.ours, rounds.log, strict=True)]
+    figures = {
+        "cycles_per_second": _figure(rounds.ours, "1/s", None),
+        "append_log_cycles_per_second": _figure(rounds.log, "1/s", None),
+        "cycle_vs_append_log": _figure(ratios, "ratio", 0.5),
+        "transitions_per_commit": _figure(rounds.per_commit, "", 200.0),
+        "one_outstanding_beyond_syncs_ms_p50": _figure(rounds.single_beyond_ms, "ms", 1.0),
+        "cancel_heard_ms_p99": _figure(rounds.cancel_ms_p99, "ms", 50.0 + syncs),
+        "idle_slots_core_share": _figure(rounds.idle_share, "share", 0.01),
+    }
+    notes = {}
+    if deep is None:
+        notes = dict.fromkeys(("deep_rate_vs_empty", "deep_first_lease_s"), "--queued 0")
+    else:
+        figures["deep_rate_vs_empty"] = _figure([deep[0]], "ratio", 0.95)
+        figures["deep_first_lease_s"] = _figure([deep[1]], "s", 5.0)
+    return {
+        "bench": "ledger",
+        "machine": machine(sync_ms_p50=syncs),
+        "figures": figures,
+        "notes": notes,
+    }
+
+
+async def _round(place: Path, rounds: Rounds, probe: Probe) -> None:
+    async with _ledger(place) as (load, coordinator, worker):
+        await load.cycles(OUTSTANDING * 4, OUTSTANDING)  # code and pages are warm from here on
+        before = await coordinator.stats()
+        measured = await load.cycles(CYCLES, OUTSTANDING)
+        after = await coordinator.stats()
+        rounds.ours.append(measured.rate)
+        rounds.per_commit.append(
+            (after.transitions_total - before.transitions_total)
+            / (after.commits_total - before.commits_total)
+        )
+        rounds.single_beyond_ms.append(await _single(load, probe))
+        cancels = sorted([await load.cancelled() for _ in range(_CANCELS)])
+        rounds.cancel_ms_p99.append(cancels[-1 - _CANCELS // 100] * 1000)
+        rounds.idle_share.append(await _idle(place, load, coordinator, worker))
+
+
+async def _single(load: Load, probe: Probe) -> float:
+    """Return what one outstanding cycle costs beyond its syncs, ms; syncs as of this minute."""
+    own = Probe(probe.place)
+    own.sample()
+    measured = await load.cycles(_SINGLE_CYCLES, 1)
+    own.sample()
+    return measured.latency_p50 * 1000 - _SYNCS_ALLOWED * own.median_ms()
+
+
+async def _idle(place: Path, load: Load, coordinator: LedgerClient, worker: LedgerClient) -> float:
+    """Return the share of a core the owner takes while ``OUTSTANDING`` slots and a coordinator
+    wait for something to happen.
+    """  # noqa: D205 - one thought
+    wait = _IDLE_SECONDS * 2
+    polls = [
+        asyncio.create_task(
+            worker.lease(
+                LeaseRequest(
+                    worker_id=load.worker_id, slots={CLASS: OUTSTANDING}, wait_seconds=wait
+                )
+            )
+        ),
+        asyncio.create_task(
+            coordinator.events(
+                EventsRequest(run_id=RUN, fence=load.fence, after=load.told, wait_seconds=wait)
+            )
+        ),
+    ]
+    pid = owner_pid(place)
+    assert pid is not None, "the owner lives while we are connected"
+    before = _cpu_seconds(pid)
+    await asyncio.sleep(_IDLE_SECONDS)
+    used = _cpu_seconds(pid) - before
+    for poll in polls:
+        poll.cancel()
+    await asyncio.wait(polls)
+    return used / _IDLE_SECONDS
+
+
+async def _deep(place: Path, queued: int) -> tuple[float, float]:
+    """Return the rate with ``queued`` actions waiting ÷ the rate before, and the seconds from a
+    kill of the owner to the first lease.
+    """  # noqa: D205 - one thought
+    clock = SystemClock()
+    async with _ledger(place) as (load, _, _):
+        empty = await load.cycles(CYCLES, OUTSTANDING)
+        await load.submit(queued, _SUBMIT_BATCH)
+        full: Measured = await load.cycles(CYCLES, OUTSTANDING)
+        pid = owner_pid(place)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        began = clock.monotonic()
+        await load.leased(1)
+        return full.rate / empty.rate, clock.monotonic() - began
+
+
+@contextlib.asynccontextmanager
+async def _ledger(
+    place: Path,
+) -> AsyncIterator[tuple[Load, LedgerClient, LedgerClient]]:
+    coordinator = await connect(
+        place, role="coordinator", limits=_LIMITS, idle_exit_seconds=_IDLE_SECONDS
+    )
+    worker = await connect(place, role="worker", limits=_LIMITS)
+    try:
+        load = Load(coordinator, worker)
+        await load.begin(OUTSTANDING)
+        yield load, coordinator, worker
+    finally:
+        await worker.close()
+        await coordinator.close()
+        pid = owner_pid(place)
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+
+
+async def _log_rate(place: Path) -> float:
+    process = subprocess.Popen(  # noqa: ASYNC220, S603 - our own module; nothing else runs yet
+        [sys.executable, "-m", "stoker.testing.append_log", str(place)], stdin=subprocess.DEVNULL
+    )
+    try:
+        await _published(place, process)
+        coordinator = await connect(place, role="coordinator", spawn=False)
+        worker = await connect(place, role="worker", spawn=False)
+        load = Load(coordinator, worker)
+        await load.begin(OUTSTANDING)
+        await load.cycles(OUTSTANDING * 4, OUTSTANDING)
+        measured = await load.cycles(CYCLES, OUTSTANDING)
+        await worker.close()
+        await coordinator.close()
+    finally:
+        process.terminate()
+        process.wait()
+    return measured.rate
+
+
+async def _published(place: Path, process: "subprocess.Popen[bytes]") -> None:
+    clock = SystemClock()
+    deadline = clock.monotonic() + _START_SECONDS
+    while not (place / SOCKET_PATH).exists():
+        assert process.poll() is None, "the log's process ended at once"
+        assert clock.monotonic() < deadline, "the log's process did not come up"
+        await asyncio.sleep(0.01)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _figure(values: Sequence[float], unit: str, target: float | None) -> dict[str, Any]:
+    return {
+        "value": statistics.median(values),
+        "unit": unit,
+        "target": target,
+        "low": min(values),
+        "high": max(values),
+        "runs": len(values),
+    }
+
+
+@contextlib.contextmanager
+def _place() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-", ignore_cleanup_errors=True) as place:
+        yield Path(place)

@@ -1,0 +1,38 @@
+import pytest
+
+from stoker.cli import bench_ledger
+
+
+def test_the_ledger_bench_measures_every_figure_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_ledger, "CYCLES", 600)
+    monkeypatch.setattr(bench_ledger, "OUTSTANDING", 64)
+    monkeypatch.setattr(bench_ledger, "_IDLE_SECONDS", 0.2)
+    said: list[str] = []
+    document = bench_ledger.measure(runs=2, queued=300, say=said.append)
+    figures = document["figures"]
+    assert set(figures) == {
+        "append_log_cycles_per_second",
+        "cancel_heard_ms_p99",
+        "cycle_vs_append_log",
+        "cycles_per_second",
+        "deep_first_lease_s",
+        "deep_rate_vs_empty",
+        "idle_slots_core_share",
+        "one_outstanding_beyond_syncs_ms_p50",
+        "transitions_per_commit",
+    }
+    assert figures["cycles_per_second"]["runs"] == 2
+    assert figures["cycles_per_second"]["value"] > 0
+    assert figures["transitions_per_commit"]["value"] > 5, "what is ready goes in one commit"
+    assert len(said) == 3, "long work shows progress"
+
+
+def test_a_deep_queue_that_is_not_wanted_is_left_out_with_a_note(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench_ledger, "CYCLES", 64)
+    monkeypatch.setattr(bench_ledger, "OUTSTANDING", 8)
+    monkeypatch.setattr(bench_ledger, "_IDLE_SECONDS", 0.1)
+    document = bench_ledger.measure(runs=1, queued=0, say=lambda _: None)
+    assert "deep_first_lease_s" not in document["figures"]
+    assert document["notes"]["deep_first_lease_s"] == "--queued 0"
