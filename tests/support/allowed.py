@@ -50,7 +50,6 @@ BOUNDARIES = {
 
 ENTRY_POINTS = {
     "stoker.inference.in_process.smollm2": "converts a model with -m",
-    "stoker.inference.tokens.open": "trainers open the renderer of their engine's model",
     "stoker.cli.main": "the installed command",
     "stoker.worker.main": "started with -m by coordinator and command line",
 }

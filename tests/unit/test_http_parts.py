@@ -12,8 +12,9 @@ from stoker.inference.http import answers, bodies
 from stoker.inference.http.answers import WeightSpan
 from stoker.inference.http.link import retry_after
 from stoker.inference.http.metrics import read_page
-from stoker.inference.http.rendering import Renderer, bridge
+from stoker.inference.http.rendering import Renderer
 from stoker.inference.http.weights import gapless, policy_version, spans
+from stoker.inference.tokens.bridging import bridge
 from stoker.model.generation import (
     FinishReason,
     Message,

@@ -63,6 +63,18 @@ def test_c4_ids_under_sglangs_first_names_are_as_exact() -> None:
 
 
 @ID_FLAVOURS
+@pytest.mark.parametrize("api", ["auto", "ids"])
+def test_c4_a_history_that_is_rerendered_is_the_servers_rendering(flavour: Any, api: str) -> None:
+    route = {"vllm": "completions", "sglang": "generate"}[flavour]
+    settings = {"api": route if api == "ids" else "auto", "history": "rerender"}
+    one, two, _ = asyncio.run(two_turns(Features(flavour=flavour), settings=settings))
+    assert two.rerendered
+    assert not two.prompt_ids.startswith(one.prompt_ids + one.token_ids)
+    assert unpack_tokens(two.prompt_ids)[-8:] == [260, 257, *b"more", 260, 258]
+    assert b"first" in bytes(one for one in unpack_tokens(two.prompt_ids) if one < 256)
+
+
+@ID_FLAVOURS
 @pytest.mark.parametrize("cut", [1, 3, 5])
 def test_c4_a_turn_that_was_cut_is_ended_by_the_bridge(flavour: Any, cut: int) -> None:
     one, two, _ = asyncio.run(two_turns(Features(flavour=flavour), tokens_max=cut))

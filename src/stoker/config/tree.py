@@ -235,6 +235,10 @@ class ModelSettings(Section):
     tool_calls: Literal["auto", "text", "server"] = "auto"
     """Who reads tool calls out of later turns: we, from the text, or the server, by chat.
     ``auto``: we, unless the server finds calls that we do not."""
+    history: Literal["append", "rerender"] = "append"
+    """``append``: a turn's prompt goes on from exactly the ids that were sampled, for as long as
+    the template shows the past as it did; ``rerender``: the template renders the whole history in
+    every turn (it drops earlier thinking, say), and a turn whose ids differ begins a segment."""
     priority: bool = False
     """Send the order of rollouts as priority (vLLM with ``--scheduling-policy priority``)."""
     api_key: Secret | None = None

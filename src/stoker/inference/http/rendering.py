@@ -12,7 +12,6 @@ earlier thinking do not: such a history is rendered anew and begins a new segmen
 
 import re
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from stoker.errors import ModelRefused
 from stoker.inference.http import bodies
 from stoker.inference.http.link import ServerLink
+from stoker.inference.tokens.bridging import answered_messages, bridge, common_tail, unsampled
 from stoker.model.generation import GenerateRequest, Message, Role, ToolSpec
 
 _OPENING = Message(role=Role.USER, content="a")
@@ -109,8 +109,8 @@ class Renderer:
         """Whether the known ids are the whole prompt already."""
         if request.known_messages:
             return request.known_messages >= len(request.messages)
-        if not _answered_messages(request) or self.template is None:
-            return not _answered_messages(request)
+        if not answered_messages(request) or self.template is None:
+            return not answered_messages(request)
         opening = self.template.turn_open
         return tuple(array("i", request.prompt_ids)[-len(opening) :]) == opening
 
@@ -125,7 +125,7 @@ class Renderer:
             return known
         if self.template is None:
             return None
-        covered = request.known_messages or _answered_messages(request)
+        covered = request.known_messages or answered_messages(request)
         try:
             whole = await self.ids(request.messages, request.tools, open_turn=True)
             if self.template.closes:
@@ -158,40 +158,3 @@ class Renderer:
         if one == two or whole[len(whole) - len(tail) :] != tail:
             return None
         return unsampled(array("i", request.prompt_ids), tail, template.turn_end)
-
-
-def bridge(
-    known: Sequence[int], before: Sequence[int], whole: Sequence[int], turn_end: tuple[int, ...]
-) -> list[int] | None:
-    """Return what follows ``known`` in a history that grew from ``before`` to ``whole``.
-
-    First the part of the turn's end that was not sampled (all of it where the turn was cut), then
-    what the template adds. ``None``: ``whole`` does not begin with ``before``.
-    """
-    if list(whole[: len(before)]) != list(before):
-        return None
-    return unsampled(known, [*turn_end, *whole[len(before) :]], turn_end)
-
-
-def unsampled(known: Sequence[int], tail: list[int], turn_end: tuple[int, ...]) -> list[int]:
-    """Return ``tail``, which begins with a turn's end, without what ``known`` ends with of it."""
-    sampled = next(
-        count
-        for count in range(len(turn_end), -1, -1)
-        if tuple(known[len(known) - count :]) == turn_end[:count]
-    )
-    return tail[sampled:]
-
-
-def _answered_messages(request: GenerateRequest) -> int:
-    """Return how many messages lead up to and include the model's last turn."""
-    turns = [at for at, message in enumerate(request.messages, 1) if message.role is Role.ASSISTANT]
-    return turns[-1] if turns else 0
-
-
-def common_tail(one: list[int], two: list[int]) -> list[int]:
-    """Return what both end with."""
-    count = 0
-    while count < min(len(one), len(two)) and one[-1 - count] == two[-1 - count]:
-        count += 1
-    return one[len(one) - count :]

@@ -114,7 +114,9 @@ class Replica:
     def _by_ids(self, request: GenerateRequest) -> bool:
         if self._settings.api in {"completions", "generate"}:
             return True
-        if self._settings.api == "chat" or not self.offer.takes_ids or not request.prompt_ids:
+        if self._settings.api == "chat" or self._settings.history == "rerender":
+            return False
+        if not self.offer.takes_ids or not request.prompt_ids:
             return False
         return not (request.tools and self._server_reads())
 
@@ -125,14 +127,15 @@ class Replica:
 
     async def _prompt(self, request: GenerateRequest) -> Prompt | None:
         """Return the prompt by ids; ``None`` where a chat has to render it."""
-        if request.prompt_ids:
+        if request.prompt_ids and self._settings.history == "append":
             ids = await self._renderer.continued(request)
             if ids is not None:
                 return Prompt(ids, rerendered=False)
             if self._settings.api == "auto":
                 return None
         rendered = await self._renderer.ids(request.messages, request.tools, open_turn=True)
-        return Prompt(array("i", rendered), rerendered=bool(request.prompt_ids))
+        ids = array("i", rendered)
+        return Prompt(ids, rerendered=not ids.tobytes().startswith(request.prompt_ids))
 
     async def _from_ids(self, request: GenerateRequest, ids: "array[int]") -> Answered:
         tokens_max = request.sampling.tokens_max

@@ -26,9 +26,9 @@ def bridge(
     return unsampled(known, [*turn_end, *whole[len(before) :]], turn_end)
 
 
-def unsampled(known: Sequence[int], tail: list[int], turn_end: tuple[int, ...]) -> list[int]:
+def unsampled(known: Sequence[int], tail: Sequence[int], turn_end: tuple[int, ...]) -> list[int]:
     """Return ``tail``, which begins with a turn's end, without what ``known`` ends with of it."""
-    return tail[sampled_of(known, turn_end) :]
+    return list(tail[sampled_of(known, turn_end) :])
 
 
 def sampled_of(known: Sequence[int], turn_end: tuple[int, ...]) -> int:

@@ -1,0 +1,145 @@
+"""A model of the embedding process that takes and gives token ids, and a renderer beside it.
+
+verl's ``server_manager.generate`` and its like know no messages: they sample after ids. The
+renderer makes the prompt and reads the answer; what was sampled is what the next turn is asked
+with. What the function returns is checked where it enters, as ``CallableModel`` does.
+"""
+
+from array import array
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+
+from stoker.errors import ModelUnavailable
+from stoker.inference.callable import CallableModel
+from stoker.inference.tokens.base import Renderer
+from stoker.model.generation import (
+    FinishReason,
+    GenerateRequest,
+    Generation,
+    LogprobKind,
+    Sampling,
+    VersionSpan,
+)
+
+
+class TokenRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """What an engine of ids is asked."""
+
+    request_id: str
+    prompt_ids: list[int]
+    sampling: Sampling
+    """``stop`` holds texts: an engine that ends at ids only need not heed them."""
+    seed: int
+    stop_ids: frozenset[int]
+    """The turn ends with any of them; it is part of what was sampled."""
+    priority: int
+    """Smaller goes first."""
+
+
+class TokenAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What it sampled."""
+
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] | None = None
+    """One per id; ``None``: it gives none."""
+    finish_reason: FinishReason | None = None
+    """``None``: ended by a stop id or by its length, as the ids say."""
+    policy_version: int = 0
+    """Of all the ids."""
+    spans: tuple[VersionSpan, ...] = ()
+    """Instead, where the weights changed while it sampled."""
+
+
+GenerateIds = Callable[[TokenRequest], Awaitable[TokenAnswer]]
+
+
+class TokenCallable(CallableModel):
+    """``CallableModel`` for a function from ids to ids; ``renderer`` is ``open_renderer``'s.
+
+    ``logprob_kind`` is what the engine's log-probabilities are: ``raw`` before temperature,
+    ``sampled`` after.
+    """
+
+    def __init__(
+        self,
+        generate_ids: GenerateIds,
+        renderer: Renderer,
+        *,
+        window: int,
+        name: str = "callable",
+        logprob_kind: LogprobKind = LogprobKind.SAMPLED,
+        kv_tokens: int | None = None,
+    ) -> None:
+        super().__init__(
+            self._sampled, window=window, name=name, logprob_kind=logprob_kind, kv_tokens=kv_tokens
+        )
+        self._generate_ids = generate_ids
+        self._renderer = renderer
+        self._logprob_kind = logprob_kind
+
+    async def _sampled(self, request: GenerateRequest) -> Generation:
+        prompt = self._renderer.prompt(request)
+        asked = TokenRequest(
+            request_id=request.request_id,
+            prompt_ids=prompt.ids.tolist(),
+            sampling=request.sampling,
+            seed=request.seed,
+            stop_ids=self._renderer.stop_ids,
+            priority=request.priority,
+        )
+        answer = await self._generate_ids(asked)
+        ids, logprobs = _arrays(answer, request.request_id)
+        read = self._renderer.read(ids, request)
+        reason = answer.finish_reason or _ended(ids, request, self._renderer.stop_ids)
+        if reason in {FinishReason.STOP, FinishReason.TOOL_CALLS}:
+            reason = FinishReason.TOOL_CALLS if read.tool_calls else FinishReason.STOP
+        whole = (VersionSpan(answer.policy_version, 0, len(ids)),) if ids else ()
+        return Generation(
+            text=read.text,
+            tool_calls=read.tool_calls,
+            finish_reason=reason,
+            prompt_ids=prompt.ids.tobytes(),
+            token_ids=ids.tobytes(),
+            logprobs=logprobs.tobytes(),
+            logprob_kind=self._logprob_kind if logprobs else LogprobKind.NONE,
+            spans=answer.spans or whole,
+            rerendered=prompt.rerendered,
+        )
+
+
+def _arrays(answer: TokenAnswer, request_id: str) -> tuple["array[int]", "array[float]"]:
+    """Return ids and log-probabilities of an answer, checked.
+
+    Raises:
+        ModelUnavailable: aborted, or what came back is no answer.
+    """
+    if not isinstance(answer, TokenAnswer):
+        raise _unusable(request_id, f"{answer!r:.100} is no TokenAnswer")
+    if answer.finish_reason is FinishReason.ABORTED:
+        raise ModelUnavailable(
+            f"the engine aborted call {request_id} after {len(answer.token_ids)} tokens; what it "
+            "had sampled was thrown away",
+            request_id=request_id,
+        )
+    ids, logprobs = (
+        array("i", answer.token_ids),
+        array("f", answer.logprobs if answer.logprobs is not None else ()),
+    )
+    if answer.logprobs is not None and len(logprobs) != len(ids):
+        raise _unusable(request_id, f"{len(ids)} token ids and {len(logprobs)} log-probabilities")
+    if ids and min(ids) < 0:
+        raise _unusable(request_id, f"{min(ids)} is no token id")
+    return ids, logprobs
+
+
+def _unusable(request_id: str, problem: str) -> ModelUnavailable:
+    return ModelUnavailable(
+        f"the engine returned for call {request_id} what cannot be used: {problem}",
+        request_id=request_id,
+    )
+
+
+def _ended(ids: "array[int]", request: GenerateRequest, stop_ids: frozenset[int]) -> FinishReason:
+    cut = len(ids) >= request.sampling.tokens_max and not (ids and ids[-1] in stop_ids)
+    return FinishReason.LENGTH if cut else FinishReason.STOP
