@@ -124,6 +124,7 @@ def test_unknown_section_lists_the_known_ones() -> None:
         ("ledger.lease=5 parsecs", "write a number with one of ms, s, m, h, d"),
         ("ledger.lease=inf", "finite"),
         ("workers.call_class=nope", "none of ['fast']"),
+        ("workers.classes.fast.by_ticket=true", "belongs to one worker"),
         ("sandbox.accept_shared_kernel=perhaps", "true or false"),
         ("workers.classes.fast.mounts=[{source='/a', target='/b', x=1}]", "mounts[0].x is no"),
         ("junk", "not of the form a.b=value"),

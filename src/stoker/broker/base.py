@@ -25,6 +25,9 @@ from stoker.broker.leasing import (
     LeaseRequest,
     ReleaseRequest,
     StartRequest,
+    Ticket,
+    TicketsReply,
+    TicketsRequest,
 )
 from stoker.broker.reading import (
     ActionsReply,
@@ -86,6 +89,7 @@ __all__ = [
     "LedgerEvent",
     "LedgerEventKind",
     "LedgerLimits",
+    "Poll",
     "ReleaseRequest",
     "Request",
     "RolloutSummary",
@@ -96,6 +100,9 @@ __all__ = [
     "StatsReply",
     "StatsRequest",
     "SubmitDisposition",
+    "Ticket",
+    "TicketsReply",
+    "TicketsRequest",
     "WorkerStats",
 ]
 
@@ -120,6 +127,9 @@ class LedgerLimits(msgspec.Struct, frozen=True, kw_only=True):
     results_max: int = 10_000
     """Unacknowledged results plus leases (each lease reserves its result's slot)."""
     outstanding_per_rollout_max: int = 256
+    ticket_classes: tuple[str, ...] = ()
+    """Worker classes that a queue of the team's own hands out: leased by id only, never by a poll
+    for slots."""
     queued_per_run_max: int | None = None
     """Quota of each run: queued and leased; more are parked. ``None``: no quota."""
     leased_per_run_max: int | None = None
@@ -320,6 +330,7 @@ Request = (
     | Cancel
     | Enroll
     | LeaseRequest
+    | TicketsRequest
     | StartRequest
     | HeartbeatRequest
     | CompleteRequest
@@ -331,6 +342,9 @@ Request = (
     | StatsRequest
     | CapabilitiesRequest
 )
+
+Poll = EventsRequest | LeaseRequest | TicketsRequest
+"""Requests that may wait; asking again is harmless, so a caller may withdraw one."""
 
 
 class Ledger(Protocol):
@@ -364,6 +378,10 @@ class Ledger(Protocol):
 
     async def lease(self, request: LeaseRequest) -> LeaseReply:
         """Wait for work."""
+        ...
+
+    async def tickets(self, request: TicketsRequest) -> TicketsReply:
+        """Wait for what a queue of the team's own should carry."""
         ...
 
     async def start(self, request: StartRequest) -> HoldReply:

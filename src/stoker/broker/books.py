@@ -67,6 +67,8 @@ class Books:
         """Rises whenever a waiting ``lease`` may have become answerable."""
         self.events_seq = 0
         """Rises whenever a waiting ``events`` may have become answerable."""
+        self.tickets_seq = 0
+        """Rises whenever the queue of a class that is leased by ticket has changed."""
         self._hands: dict[ActionId, Row] = {}
         self._group: dict[ActionId, Row] = {}
         self._fresh: dict[ActionId, Row] = {}
@@ -264,6 +266,7 @@ class Books:
         self.queued += count
         _add(self.run_queued, run_id, count)
         if state is ActionState.ACCEPTED:
+            self.tickets_seq += cls in self.limits.ticket_classes
             _add(self.waiting, Line(cls, run_id), count)
             self.suspects[cls] += count if suspect else 0
             if holder is not None:

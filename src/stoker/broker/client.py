@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 from stoker.broker.base import (
     Durability,
-    EventsRequest,
     Held,
     LeaseReply,
     LeaseRequest,
     LedgerLimits,
+    Poll,
     ReleaseRequest,
     Request,
 )
@@ -151,7 +151,7 @@ class LedgerClient(LedgerVerbs):
         return self._last_id
 
     def _withdraw(self, call_id: int, sent: _Sent) -> None:
-        if not isinstance(sent.request, LeaseRequest | EventsRequest):
+        if not isinstance(sent.request, Poll):
             return
         if call_id in self._calls:
             sent.abandoned = True

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 
 import apsw
 
-from stoker.broker.base import EventsReply, EventsRequest, LeaseReply, LeaseRequest, Request
+from stoker.broker.base import (
+    EventsReply,
+    EventsRequest,
+    LeaseReply,
+    LeaseRequest,
+    Poll,
+    Request,
+    TicketsReply,
+    TicketsRequest,
+)
 from stoker.broker.service import LedgerService, NotYet, Reply
 from stoker.broker.store import StorageFull
 from stoker.errors import InternalError, LedgerStorageFailed, StokerError
@@ -95,7 +104,7 @@ class Exchange:
         answers: list[tuple[Pending, Answer]] = []
         polls: list[Pending] = []
         for pending in group:
-            if isinstance(pending.request, LeaseRequest | EventsRequest):
+            if isinstance(pending.request, Poll):
                 polls.append(pending)
             else:
                 self._ask(pending, answers, lambda p: service.handle(p.request, now))
@@ -135,6 +144,8 @@ class Exchange:
     def _seq(self, pending: Pending) -> int:
         if isinstance(pending.request, EventsRequest):
             return self.service.events_seq
+        if isinstance(pending.request, TicketsRequest):
+            return self.service.tickets_seq
         return self.service.work_seq
 
     def forget(self, pending: Pending) -> None:
@@ -158,13 +169,15 @@ class Exchange:
         return self.service.next_wake()
 
 
-def _polled(pending: Pending) -> LeaseRequest | EventsRequest:
-    assert isinstance(pending.request, LeaseRequest | EventsRequest), "only polls wait"
+def _polled(pending: Pending) -> Poll:
+    assert isinstance(pending.request, Poll), "only polls wait"
     return pending.request
 
 
 def nothing_for(request: Request) -> Reply:
     """Return the reply of a poll that has nothing to tell."""
+    if isinstance(request, TicketsRequest):
+        return TicketsReply(tickets=(), mark=request.mark)
     return EventsReply(events=()) if isinstance(request, EventsRequest) else LeaseReply()
 
 

@@ -36,7 +36,7 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
     slots: dict[str, int] = {}
     """Worker class → free slots; empty: only wait for revocations."""
     action_ids: tuple[ActionId, ...] = ()
-    """Tickets: lease exactly these, whatever their class."""
+    """Tickets: lease exactly these, whatever their class; those it may not have are left out."""
     wait_seconds: float = 0.0
 
 
@@ -112,3 +112,34 @@ class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="release"):
 
     worker_id: WorkerId
     held: tuple[Held, ...]
+
+
+class TicketsRequest(msgspec.Struct, frozen=True, kw_only=True, tag="tickets"):
+    """Long poll for what somebody else's queue should carry. Reading it changes nothing."""
+
+    mark: str = ""
+    """Mark of the last reply: wait until the tickets differ from it."""
+    limit: int = 256
+    """Tickets of each worker class and run, at most."""
+    wait_seconds: float = 0.0
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """One queued action whose class is leased by ticket only."""
+
+    action_id: ActionId
+    worker_class: str
+    priority: int
+    delivery: int
+    """Which hand-out it will be, from 1; higher than before after a lease was lost."""
+
+
+class TicketsReply(msgspec.Struct, frozen=True, kw_only=True, tag="tickets_reply"):
+    """The heads of the queues: of each class in ``ticket_classes``, first what should go first.
+
+    What is missing that was there before is leased, over, or behind others now. When nothing has
+    changed in time, ``mark`` is the request's and ``tickets`` is left out.
+    """
+
+    tickets: tuple[Ticket, ...]
+    mark: str

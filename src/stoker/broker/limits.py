@@ -5,11 +5,11 @@ for the same.
 """
 
 from stoker.broker.base import LedgerLimits
-from stoker.config.tree import LedgerSettings
+from stoker.config.tree import LedgerSettings, WorkerSettings
 
 
-def limits_of(settings: LedgerSettings) -> LedgerLimits:
-    """Return the caps and lease lengths that ``settings`` ask for."""
+def limits_of(settings: LedgerSettings, workers: WorkerSettings) -> LedgerLimits:
+    """Return the caps, lease lengths and ticket classes that the settings ask for."""
     return LedgerLimits(
         queued_max=settings.queued_max,
         queued_per_class_max=settings.queued_max,
@@ -17,6 +17,7 @@ def limits_of(settings: LedgerSettings) -> LedgerLimits:
         outstanding_per_rollout_max=settings.outstanding_per_rollout_max,
         queued_per_run_max=settings.queued_per_run_max,
         leased_per_run_max=settings.leased_per_run_max,
+        ticket_classes=workers.ticket_classes,
         lease_seconds=settings.lease,
         grace_seconds=settings.lease,
     )

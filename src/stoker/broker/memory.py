@@ -9,11 +9,11 @@ import asyncio
 
 from stoker.broker.base import (
     Durability,
-    EventsRequest,
     Held,
     LeaseReply,
     LeaseRequest,
     LedgerLimits,
+    Poll,
     ReleaseRequest,
     Request,
 )
@@ -56,7 +56,7 @@ class MemoryLedger(LedgerVerbs):
         future: asyncio.Future[Answer] = loop.create_future()
         pending = Pending(request, lambda answer: self._resolve(request, future, answer))
         self._run([pending])
-        if isinstance(request, LeaseRequest | EventsRequest) and not future.done():
+        if isinstance(request, Poll) and not future.done():
             alarm = loop.call_later(request.wait_seconds, self._exchange.time_out, pending)
             future.add_done_callback(lambda _: alarm.cancel())
         try:

@@ -102,7 +102,12 @@ def hand_out(books: Books, worker: WorkerRecord, slots: dict[str, int], now: Ins
     free = _results_room(books)
     if free <= 0 or any(row.alone for row in books.in_hands(worker)):
         return []
-    wanted = {cls: n for cls, n in slots.items() if n > 0 and _queued_for(books, worker, cls)}
+    by_ticket = books.limits.ticket_classes
+    wanted = {
+        cls: n
+        for cls, n in slots.items()
+        if n > 0 and cls not in by_ticket and _queued_for(books, worker, cls)
+    }
     if not wanted:
         return []
     books.flush()

@@ -15,7 +15,7 @@ from itertools import count
 
 import msgspec
 
-from stoker.broker.base import EventsRequest, LeaseRequest
+from stoker.broker.base import Poll
 from stoker.broker.envelope import (
     CONNECTION,
     Answer,
@@ -210,7 +210,7 @@ class Server:
         pending = Pending(call.request, answer, resent=call.resent)
         connection.calls[call.call_id] = pending
         self._group.append(pending)
-        if isinstance(call.request, LeaseRequest | EventsRequest) and call.request.wait_seconds > 0:
+        if isinstance(call.request, Poll) and call.request.wait_seconds > 0:
             at = self._clock.monotonic() + call.request.wait_seconds
             heappush(self._alarms, (at, next(self._serial), connection, call.call_id))
 

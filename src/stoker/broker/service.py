@@ -40,6 +40,7 @@ from stoker.broker.base import (
     LeaseReply,
     LeaseRequest,
     LedgerLimits,
+    Poll,
     ReleaseRequest,
     Request,
     RolloutsReply,
@@ -47,6 +48,8 @@ from stoker.broker.base import (
     StartRequest,
     StatsReply,
     StatsRequest,
+    TicketsReply,
+    TicketsRequest,
 )
 from stoker.broker.books import Books
 from stoker.broker.store import Meta, Store
@@ -60,6 +63,7 @@ Reply = (
     | CancelReply
     | Enrolled
     | LeaseReply
+    | TicketsReply
     | HoldReply
     | CompleteReply
     | JournalReply
@@ -92,6 +96,7 @@ class LedgerService:
             Cancel: lambda r, _now: coordinator_verbs.cancel_actions(self._books, r),
             Enroll: self._enroll,
             LeaseRequest: self._lease,
+            TicketsRequest: lambda r, _now: self._tickets(r),
             StartRequest: self._worker(worker_verbs.start_work),
             HeartbeatRequest: self._worker(worker_verbs.heartbeat),
             CompleteRequest: self._worker(worker_verbs.complete_work),
@@ -174,11 +179,13 @@ class LedgerService:
 
     def rollback(self, now: Instant) -> None:
         """Undo the open group and read the books again; leases get a fresh length."""
-        counter, work, told = self._books.counter, self._books.work_seq, self._books.events_seq
+        old = self._books
         self._store.rollback()
         self._read(now)
-        self._books.counter = counter  # numbers drawn in vain are not drawn again
-        self._books.work_seq, self._books.events_seq = work + 1, told + 1
+        self._books.counter = old.counter  # numbers drawn in vain are not drawn again
+        self._books.work_seq = old.work_seq + 1
+        self._books.events_seq = old.events_seq + 1
+        self._books.tickets_seq = old.tickets_seq + 1
 
     @property
     def work_seq(self) -> int:
@@ -189,6 +196,11 @@ class LedgerService:
     def events_seq(self) -> int:
         """Rises when a waiting events request may have become answerable."""
         return self._books.events_seq
+
+    @property
+    def tickets_seq(self) -> int:
+        """Rises when a waiting tickets request may have become answerable."""
+        return self._books.tickets_seq
 
     def next_wake(self) -> float | None:
         """Return the boot time of the next thing that happens by itself, if any."""
@@ -233,8 +245,15 @@ class LedgerService:
     def _lease(self, request: LeaseRequest, now: Instant) -> LeaseReply | NotYet:
         return _or_wait(worker_verbs.lease(self._books, self._expiry, request, now), request)
 
-    def poll(self, request: LeaseRequest | EventsRequest, now: Instant) -> Reply | NotYet:
+    def _tickets(self, request: TicketsRequest) -> TicketsReply | NotYet:
+        reply = views.tickets(self._books, request)
+        same = reply.mark == request.mark
+        return NotYet() if same and request.wait_seconds > 0 else reply
+
+    def poll(self, request: Poll, now: Instant) -> Reply | NotYet:
         """Ask again for a request that waits. Raises like ``handle``."""
+        if isinstance(request, TicketsRequest):
+            return self._tickets(request)
         if isinstance(request, EventsRequest):
             return self._events(request, now)
         return _or_wait(worker_verbs.poll(self._books, request, now), request)

@@ -35,6 +35,8 @@ from stoker.broker.base import (
     StartRequest,
     StatsReply,
     StatsRequest,
+    TicketsReply,
+    TicketsRequest,
 )
 from stoker.broker.service import Reply
 from stoker.errors import WireViolation
@@ -81,6 +83,10 @@ class LedgerVerbs:
     async def lease(self, request: LeaseRequest) -> LeaseReply:
         """Wait for work. **Cancellation:** leases granted meanwhile are given back."""
         return await self._verb(request, LeaseReply)
+
+    async def tickets(self, request: TicketsRequest) -> TicketsReply:
+        """Wait for what a queue of the team's own should carry."""
+        return await self._verb(request, TicketsReply)
 
     async def start(self, request: StartRequest) -> HoldReply:
         """Ask to begin work."""

@@ -1,6 +1,7 @@
 """What anybody may read: journals, rollouts, actions, dead letters, counters. Changes nothing."""
 
 from collections.abc import Iterable
+from heapq import merge
 
 from stoker.broker.base import (
     ActionsReply,
@@ -15,6 +16,9 @@ from stoker.broker.base import (
     RolloutSummary,
     RunStats,
     StatsReply,
+    Ticket,
+    TicketsReply,
+    TicketsRequest,
     WorkerStats,
 )
 from stoker.broker.books import Books
@@ -22,6 +26,7 @@ from stoker.broker.rows import Queue, Row
 from stoker.broker.store import Head
 from stoker.model.action import ActionState
 from stoker.model.ids import RunId
+from stoker.model.value import canonical_digest
 from stoker.seams.clock import Instant
 
 REPLY_BYTES_MAX = 16 * 1024 * 1024
@@ -80,6 +85,36 @@ def actions(books: Books, request: ActionsRequest) -> ActionsReply:
     if request.rollout_id is not None:
         rows += books.current(books.store.rollout_rows(request.rollout_id))
     return _views(rows)
+
+
+def tickets(books: Books, request: TicketsRequest) -> TicketsReply:
+    """Return the head of every queue that is handed out by ticket; a worker's own things are not.
+
+    Read anew each time, so nothing has to be remembered of what was published: neither we nor the
+    publisher lose a ticket by dying.
+    """
+    books.flush()
+    heads = [
+        books.store.queued(
+            Queue(line.worker_class, line.run_id, None, suspect=suspect), request.limit
+        )
+        for line in books.waiting
+        if line.worker_class in books.limits.ticket_classes
+        for suspect in (False, True)
+    ]
+    first = merge(*heads, key=lambda row: (-row.action.priority, row.order))
+    found = tuple(map(_ticket, first))
+    mark = canonical_digest([(one.action_id, one.delivery) for one in found])
+    return TicketsReply(tickets=() if mark == request.mark else found, mark=mark)
+
+
+def _ticket(row: Row) -> Ticket:
+    return Ticket(
+        action_id=row.action_id,
+        worker_class=row.action.worker_class,
+        priority=row.action.priority,
+        delivery=row.deliveries + 1,
+    )
 
 
 def dead_letters(books: Books, request: DeadLettersRequest) -> ActionsReply:

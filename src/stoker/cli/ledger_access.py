@@ -12,7 +12,7 @@ from stoker.broker.base import (
 )
 from stoker.broker.client import connect
 from stoker.broker.limits import limits_of
-from stoker.config.tree import LedgerSettings
+from stoker.config.tree import LedgerSettings, WorkerSettings
 from stoker.coordinator.record import RunDirectory
 from stoker.model.events import JournalEvent, decode_event
 from stoker.model.ids import RolloutId, RunId
@@ -29,11 +29,12 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[Ledger]:
         LedgerUnavailable: it can be neither reached nor started.
     """
     settings = LedgerSettings.model_validate(run.record.settings.get("ledger", {}))
+    workers = WorkerSettings.model_validate(run.record.settings.get("workers", {}))
     # An owner started here serves whoever comes next, so it gets what the run was made with.
     ledger = await connect(
         directory=run.ledger,
         role="cli",
-        limits=limits_of(settings),
+        limits=limits_of(settings, workers),
         durability=Durability(settings.durability),
         idle_exit_seconds=_IDLE_EXIT_SECONDS,
     )

@@ -96,6 +96,9 @@ class WorkerClassSettings(Section):
     """Acceptance to terminal state, queueing included, where the program names none."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
     """Executions at most, where the effect allows another."""
+    by_ticket: bool = False
+    """A queue of your own hands its actions out (``stoker.tickets``); the run's workers leave them
+    alone. For stateless tools: an environment belongs to one worker, its actions cannot travel."""
     limits: LimitSettings = LimitSettings()
     """Hard limits of its boxes."""
     mounts: tuple[MountSettings, ...] = ()
@@ -141,6 +144,11 @@ class WorkerSettings(Section):
     call_class: str = WORKER_CLASS_DEFAULT
     """Class of ``ctx.call`` where the program names none."""
 
+    @property
+    def ticket_classes(self) -> tuple[str, ...]:
+        """Classes that are handed out by ticket, in order of name."""
+        return tuple(sorted(name for name, one in self.classes.items() if one.by_ticket))
+
     @model_validator(mode="after")
     def _classes_exist(self) -> "WorkerSettings":
         for key in ("environment_class", "call_class"):
@@ -148,6 +156,12 @@ class WorkerSettings(Section):
                 raise ValueError(
                     f"{key} is {getattr(self, key)!r}, which is none of {sorted(self.classes)}"
                 )
+        if self.classes[self.environment_class].by_ticket:
+            raise ValueError(
+                f"environment_class {self.environment_class!r} is by_ticket: an environment "
+                "belongs to one worker, so no other queue can hand its actions out; name another "
+                "class for environments"
+            )
         return self
 
 

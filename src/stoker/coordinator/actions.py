@@ -195,6 +195,12 @@ class ActionFactory:
             )
         environment = rollout.environments[call.path]
         settings = self.worker_class(environment.worker_class)
+        if settings.by_ticket:
+            raise ConfigInvalid(
+                f"the program asks for an environment of class {environment.worker_class!r}, which "
+                "is by_ticket: an environment belongs to one worker, so no other queue can hand its "
+                "actions out; name another class"
+            )
         request = OpenRequest(
             baseline=Baseline(name=arguments.baseline, environment=baseline.environment),
             policy=settings.policy(

@@ -195,7 +195,7 @@ class _Execution:
         ledger = await connect(
             run.ledger,
             role="coordinator",
-            limits=limits_of(settings),
+            limits=limits_of(settings, self._settings.workers),
             durability=Durability(settings.durability),
             idle_exit_seconds=settings.idle_exit,
         )

@@ -114,7 +114,8 @@ class Service:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _classes(self, boxes: Boxes) -> tuple[dict[str, ExecutionPolicy], Meters]:
-        settings = self._settings.workers.classes
+        every = self._settings.workers.classes
+        settings = {name: one for name, one in every.items() if not one.by_ticket}
         shared = self._settings.sandbox.accept_shared_kernel
         policies = {name: s.policy(accept_shared_kernel=shared) for name, s in settings.items()}
         meters = Meters(
@@ -143,7 +144,7 @@ class Service:
         return await connect(
             self._home.run_directory / "ledger",
             role="worker",
-            limits=limits_of(ledger),
+            limits=limits_of(ledger, self._settings.workers),
             durability=Durability(ledger.durability),
             idle_exit_seconds=ledger.idle_exit,
         )
