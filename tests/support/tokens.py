@@ -34,10 +34,6 @@ MARKERS = (
     "<think>",
     "</think>",
 )
-LLAMA = (
-    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>",
-    "<|end_of_text|>", "<|python_tag|>",
-)  # fmt: skip
 _MERGES = (
     "h e",
     "l l",
@@ -78,7 +74,7 @@ def tokenizer_json(specials: Sequence[str] = SPECIALS, markers: Sequence[str] = 
     for left, right in merges:
         vocabulary.setdefault(left + right, len(vocabulary))
     made = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens(list(specials))
     made.add_tokens([tokenizers.AddedToken(one, normalized=False) for one in markers])

@@ -1,10 +1,11 @@
 """One model folder's renderer: the contract of ``base`` by the folder's own template.
 
 The template always renders; the package ``renderers`` helps with bridges and tool calls where it
-knows the model (``packaged``). A history goes on by, in this order: the package's bridge; the
-difference of two renderings (the known part closed, the whole with the next turn opened) where the
-second begins with the first; the whole rendering where it begins with the known ids. Otherwise it
-is rendered anew and begins a segment.
+knows the model (``packaged``). A history goes on by, in this order: the package's bridge; what the
+whole rendering shows after the text of the known ids, where it begins with that text (the ids may
+be others); the difference of two renderings (the known part closed, the whole with the next turn
+opened), where the second begins with the first. Otherwise it is rendered anew and begins a segment.
+Keeps nothing between calls: several threads may use one.
 """
 
 from array import array
@@ -131,8 +132,11 @@ class FolderRenderer:
             if found is not None:
                 return found
         try:
-            before = self._template.text(request.messages[:covered], request.tools, open_turn=False)
             whole = self._template.text(request.messages, request.tools, open_turn=True)
+            shown = self._tokenizer.decode(known)
+            if whole.startswith(shown):
+                return self._tokenizer.encode(whole[len(shown) :])
+            before = self._template.text(request.messages[:covered], request.tools, open_turn=False)
         except ModelRefused:
             return None
         end = self._marks.end_text

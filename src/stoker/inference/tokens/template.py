@@ -42,6 +42,18 @@ class ChatTemplate:
                 "template the model was published with"
             ) from error
         self._specials = dict(specials)
+        self._try_out()
+
+    def _try_out(self) -> None:
+        """Refuse a template that renders nothing at all, before a run has begun."""
+        asked: Fields = {"role": "user", "content": "a"}
+        try:
+            self.rendered([asked], None, open_turn=True)
+        except ModelRefused as error:
+            try:  # some want a system message
+                self.rendered([{"role": "system", "content": "a"}, asked], None, open_turn=True)
+            except ModelRefused:
+                raise ConfigInvalid(f"{error}; nothing was started") from error
 
     def text(
         self, history: tuple[Message, ...], tools: tuple[ToolSpec, ...], *, open_turn: bool
