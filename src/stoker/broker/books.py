@@ -1,7 +1,8 @@
 """The ledger's books while it is open: what is in memory between store and decisions.
 
-Kept here: rows in workers' hands (bounded by ``results_max``), counters, worker incarnations, and
-everything a group of requests has changed but not yet written. The backlog is never here (B13).
+Kept here: rows in workers' hands (bounded by ``results_max``), counters, worker incarnations,
+everything a group of requests has changed but not yet written, and a bounded number of what was
+used last, since most of it is used again at once. The backlog is never here (B13).
 After a failed commit the books are thrown away and read again from the store.
 
 Invariant: ids, fences and event ids all come from ``draw``: ``epoch << 40 | counter``, the epoch
@@ -13,7 +14,8 @@ from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
 from stoker.broker.base import LedgerEventKind, LedgerLimits
-from stoker.broker.rows import Decision, ParkedOn, Queue, Row
+from stoker.broker.recent import Recent
+from stoker.broker.rows import TERMINAL, Decision, ParkedOn, Queue, Row
 from stoker.broker.store import Enlisted, Entry, Head, Meta, Store, Told
 from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
@@ -71,13 +73,15 @@ class Books:
         """Rises whenever the queue of a class that is leased by ticket has changed."""
         self._hands: dict[ActionId, Row] = {}
         self._group: dict[ActionId, Row] = {}
+        self._recent = Recent()
+        self._absent: set[ActionId] = set()
+        """Ids that this group has looked for in vain."""
         self._fresh: dict[ActionId, Row] = {}
         self._dirty: dict[ActionId, Row] = {}
         self._settled: list[Row] = []
         self._buried: list[Row] = []
         self._told: list[Told] = []
         self._entries: list[Entry] = []
-        self._heads: dict[tuple[RunId, RolloutId], Head] = {}
         self._heads_dirty: set[tuple[RunId, RolloutId]] = set()
         self.states: defaultdict[str, Counter[ActionState]] = defaultdict(Counter)
         self.parked_caps: Counter[Line] = Counter()
@@ -93,8 +97,6 @@ class Books:
         self.served: dict[RunId, int] = {}
         """Run → when it was last given to a worker, as an id; the longest ago goes first."""
         self.suspects: Counter[str] = Counter()
-        self._unflushed: Counter[RolloutId] = Counter()
-        """By how much a rollout's outstanding actions changed since the last flush."""
         self.held: Counter[tuple[str, WorkerId]] = Counter()
         self.relieved: set[RolloutId] = set()
         """Rollouts of which an action ended while some wait for their own cap."""
@@ -142,13 +144,15 @@ class Books:
         found: dict[ActionId, Row] = {}
         missing: list[ActionId] = []
         for i in ids:
-            row = self._hands.get(i) or self._group.get(i)
-            if row is None:
-                missing.append(i)
-            else:
+            row = self._hands.get(i) or self._group.get(i) or self._recent.rows.get(i)
+            if row is not None:
                 found[i] = row
-        for row in self.store.rows(missing):
-            self._group[row.action_id] = found[row.action_id] = row
+            elif i not in self._absent:
+                missing.append(i)
+        if missing:
+            for row in self.store.rows(missing):
+                self._group[row.action_id] = found[row.action_id] = row
+            self._absent.update(i for i in missing if i not in found)
         return found
 
     def row(self, action_id: ActionId) -> Row | None:
@@ -162,6 +166,7 @@ class Books:
     def add(self, row: Row) -> None:
         """Take a newly accepted row."""
         self._fresh[row.action_id] = self._group[row.action_id] = row
+        self._absent.discard(row.action_id)
         self._account(None, row)
         self.transitions += 1
 
@@ -238,19 +243,29 @@ class Books:
     # --- counters
 
     def _account(self, old: Row | None, new: Row) -> None:
+        state, terminal = new.state, new.terminal
+        if not terminal and (self.next_due is None or new.due_boot < self.next_due):
+            self.next_due = new.due_boot
+        if old is not None and (old.state, old.parked_on, old.suspect) == (
+            state,
+            new.parked_on,
+            new.suspect,
+        ):
+            return
         for row, sign in ((old, -1), (new, 1)):
             if row is None:
                 continue
-            if not row.terminal and row.parked_on is not ParkedOn.ROLLOUT:
-                self._unflushed[row.action.rollout_id] += sign
+            ended = row.state in TERMINAL
+            if not ended and row.parked_on is not ParkedOn.ROLLOUT:
+                rollout_id = row.action.rollout_id
+                if rollout_id in self._recent.outstanding:
+                    self._recent.outstanding[rollout_id] += sign
             if row.state is ActionState.COMPLETED:
                 self.results += sign
-            elif not row.terminal:
+            elif not ended:
                 self._count(row.queue, row.state, row.parked_on, sign)
-        if new.state is ActionState.ACCEPTED or new.state is ActionState.ACKNOWLEDGED:
+        if state is ActionState.ACCEPTED or state is ActionState.ACKNOWLEDGED:
             self.work_seq += 1
-        if not new.terminal and (self.next_due is None or new.due_boot < self.next_due):
-            self.next_due = new.due_boot
 
     def _count(self, queue: Queue, state: ActionState, parked_on: ParkedOn, count: int) -> None:
         cls, run_id, holder, suspect = queue
@@ -283,21 +298,29 @@ class Books:
 
     def outstanding(self, rollout: RolloutId) -> int:
         """Count a rollout's unfinished actions, less those parked for its own cap."""
-        return self.store.outstanding(rollout) + self._unflushed[rollout]
+        count = self._recent.outstanding.get(rollout)
+        if count is None:
+            self.flush()
+            count = self._recent.outstanding[rollout] = self.store.outstanding(rollout)
+        return count
+
+    def begin(self, rollout: RolloutId) -> None:
+        """Note that a rollout begins: nothing needs to be read to know that it has no actions."""
+        self._recent.outstanding[rollout] = 0
 
     # --- journal
 
     def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
         """Return the end of a rollout's journal, as this group has left it."""
         key = (run_id, rollout)
-        found = self._heads.get(key) or self.store.head(run_id, rollout)
+        found = self._recent.heads.get(key) or self.store.head(run_id, rollout)
         if found is not None:
-            self._heads[key] = found
+            self._recent.heads[key] = found
         return found
 
     def put_head(self, head: Head) -> None:
         """Move the end of a rollout's journal."""
-        self._heads[head.run_id, head.rollout_id] = head
+        self._recent.heads[head.run_id, head.rollout_id] = head
         self._heads_dirty.add((head.run_id, head.rollout_id))
 
     def write(self, head: Head, events: Iterable[bytes]) -> None:
@@ -311,7 +334,6 @@ class Books:
     def flush(self) -> None:
         """Write everything this group has changed, so that queries see it."""
         store = self.store
-        self._unflushed.clear()
         if self._fresh:
             store.insert(list(self._fresh.values()))
             self._fresh.clear()
@@ -328,16 +350,17 @@ class Books:
             store.bury(self._buried)
             self._buried = []
         if self._heads_dirty:
-            store.put_heads([self._heads[key] for key in self._heads_dirty])
+            store.put_heads([self._recent.heads[key] for key in self._heads_dirty])
             self._heads_dirty.clear()
         if self._entries:
             store.write(self._entries)
             self._entries = []
 
     def close_group(self) -> None:
-        """Forget what only the group needed."""
+        """Forget what only the group needed, and the oldest of the rest."""
+        self._recent.take(self._group.values())
         self._group.clear()
-        self._heads.clear()
+        self._absent.clear()
         self.sync = False
 
 

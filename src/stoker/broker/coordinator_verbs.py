@@ -63,6 +63,8 @@ def check_fence(books: Books, run_id: RunId, partition: str, fence: Fence) -> No
 def append(books: Books, batch: AppendBatch, now: Instant) -> AppendBatchReply:
     """Apply appends in order; one that conflicts does not stop the others."""
     check_fence(books, batch.run_id, batch.partition, batch.fence)
+    # One look for everything the batch names, instead of one for each of its appends.
+    books.rows(i for one in batch.appends for i in _named(one))
     for one in batch.appends:
         _check_home(books, batch, one.rollout_id)
         for action in one.submits:
@@ -81,10 +83,16 @@ def _check_home(books: Books, batch: AppendBatch, rollout_id: RolloutId) -> None
         )
 
 
+def _named(one: Append) -> Iterator[ActionId]:
+    yield from (action.action_id for action in one.submits)
+    yield from one.acknowledges
+
+
 def _append(books: Books, batch: AppendBatch, one: Append, now: Instant) -> AppendReply:
     head = books.head(batch.run_id, one.rollout_id)
     if head is None:
         head = Head(books.draw(), batch.run_id, one.rollout_id, batch.partition, 0, finished=False)
+        books.begin(one.rollout_id)
     if one.expected_seq != head.seq:
         return _repeated(books, head, one)
     if one.events:

@@ -161,7 +161,8 @@ class SqliteStore:
 
     def rows(self, ids: Iterable[ActionId]) -> list[Row]:
         """Return the rows of known ids."""
-        return [row for i in ids for row in self._rows("row", (i,))]
+        found = self._db.executemany(self._sql["row"], [(i,) for i in ids])
+        return [decode_row(columns) for columns in found]
 
     def rollout_rows(self, rollout: RolloutId) -> list[Row]:
         """Return every row of a rollout."""
