@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo demo-model torch-env test test-all lint check venv clean bench-step
+.PHONY: demo demo-model torch-env rig-vllm test test-all lint check venv clean bench-step
 
 venv: .venv/.installed-dev
 
@@ -15,6 +15,10 @@ venv: .venv/.installed-dev
 # Torch is large and only needed by what needs it: an environment of its own. TORCH_INDEX is honoured.
 torch-env:
 	@$(PYTHON) tools/torch_env.py make
+
+# Tests against a real vLLM (its CPU build): installed once into the user's cache, 3.8 GB.
+rig-vllm: .venv/.installed-dev
+	@$(PY) tools/rig_vllm.py
 
 demo: .venv/.installed
 	@$(PY) examples/humaneval/demo.py

