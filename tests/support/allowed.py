@@ -20,6 +20,7 @@ OUTSIDE = {
     ("sandbox/maker.py", "os.fork"): "makes boxes",
     ("sandbox/maker.py", "os.execvpe"): "becomes the launcher of a box",
     ("cli/bench_boxes.py", "subprocess"): "starts its peer, and the holder of boxes it kills",
+    ("cli/bench_ledger.py", "subprocess"): "starts its peer",
     ("cli/worker.py", "os.execv"): "the worker takes the command's process",
 }
 
