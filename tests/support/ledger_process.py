@@ -5,6 +5,7 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,10 +18,15 @@ from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
 
 WAIT_SECONDS = 60.0
 STARTED: list["subprocess.Popen[bytes]"] = []
+OWNER = (sys.executable, "-m", "stoker.broker.owner")
 
 
 def start_owner(
-    place: Path, fault: str = "", settings: OwnerSettings | None = None, runtime: str = ""
+    place: Path,
+    fault: str = "",
+    settings: OwnerSettings | None = None,
+    runtime: str = "",
+    program: Sequence[str] = OWNER,
 ) -> "subprocess.Popen[bytes]":
     """Start an owner as our own child, so that its end can be waited for."""
     chosen = settings or OwnerSettings(idle_exit_seconds=30.0)
@@ -28,9 +34,7 @@ def start_owner(
     with (place / LOG).open("ab") as log:
         owner = subprocess.Popen(
             [
-                sys.executable,
-                "-m",
-                "stoker.broker.owner",
+                *program,
                 "--foreground",
                 "--directory",
                 str(place),

@@ -42,6 +42,7 @@ from stoker.broker.store_sqlite_rows import (
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 from stoker.seams.clock import Instant
+from stoker.seams.disk import sync_directory
 from stoker.seams.faultpoints import declare, reach
 
 COMMIT_BEFORE = declare("ledger.commit.before", "a group of ledger transitions is about to commit")
@@ -79,7 +80,7 @@ class SqliteStore:
             self._db.close()
             raise
         self._wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
 
     # --- transactions
 
@@ -345,11 +346,3 @@ def _statements() -> dict[str, str]:
     parts = text.split("-- name: ")[1:]
     named = (part.partition("\n") for part in parts)
     return {name.strip(): body.strip().rstrip(";") for name, _, body in named}
-
-
-def _sync_directory(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

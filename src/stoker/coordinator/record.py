@@ -16,6 +16,7 @@ import msgspec
 from stoker.errors import RunChanged, RunDirectoryUnusable, RunNotFound, RunOwned
 from stoker.model.ids import RunId
 from stoker.model.value import content_digest
+from stoker.seams.disk import make_directories, sync_directory
 from stoker.seams.locks import lock_is_held, take_lock
 
 
@@ -71,7 +72,7 @@ class RunDirectory:
             raise RunNotFound(f"{self.path} holds no run ({error})") from error
 
     def create(self) -> None:
-        """Make the directories.
+        """Make the directories, on disk when this returns.
 
         Raises:
             RunDirectoryUnusable: they cannot be written.
@@ -79,9 +80,7 @@ class RunDirectory:
         made: list[Path] = []
         try:
             for folder in (self.path, self.ledger, self.artifacts, self.logs, self.workers):
-                if not folder.exists():
-                    folder.mkdir(parents=True)
-                    made.append(folder)
+                made += make_directories(folder)
         except OSError as error:
             for folder in reversed(made):
                 with suppress(OSError):
@@ -136,11 +135,7 @@ def write_atomically(path: Path, content: bytes, *, synced: bool = False) -> Non
             os.fsync(file.fileno())
     draft.replace(path)
     if synced:
-        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(path.parent)
 
 
 def changed_settings(before: Any, now: Any, key: str = "") -> list[str]:  # noqa: ANN401 - a tree of JSON values

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stoker.errors import BadInput
+from stoker.seams.disk import sync_directory
 from stoker.seams.entropy import fresh_id
 
 
@@ -37,7 +38,7 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(place)
-        _sync(place.parent)
+        sync_directory(place.parent)
     except OSError as error:
         draft.unlink(missing_ok=True)
         raise OSError(error.errno, f"{error.strerror}; nothing was written", str(target)) from error
@@ -71,11 +72,3 @@ def _unwritable(target: Path, why: str) -> BadInput:
     return BadInput(
         f"{target} cannot be written ({why}); nothing was exported; choose another --out FILE"
     )
-
-
-def _sync(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from stoker.errors import ArtifactDamaged
 from stoker.model.value import INLINE_BYTES_MAX, Value, content_digest, inline_value
+from stoker.seams.disk import make_directories, sync_directory
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
 
@@ -78,8 +79,7 @@ class ArtifactStore:
             ) from error
 
     def _write(self, path: Path, content: bytes) -> None:
-        _make_directory(self._directory)
-        _make_directory(path.parent)
+        make_directories(path.parent)
         fresh = path.parent / f".{fresh_id('new_')}"
         try:
             with fresh.open("xb") as file:
@@ -91,18 +91,4 @@ class ArtifactStore:
         except OSError:
             fresh.unlink(missing_ok=True)
             raise
-        _sync(path.parent)
-
-
-def _make_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        directory.mkdir(parents=True, exist_ok=True)
-        _sync(directory.parent)
-
-
-def _sync(directory: Path) -> None:
-    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+        sync_directory(path.parent)
