@@ -99,6 +99,12 @@ class RunChanged(BadInput):
     code = "run_changed"
 
 
+class BackupInvalid(BadInput):
+    """A backup cannot be used; nothing was restored."""
+
+    code = "backup_invalid"
+
+
 class IsolationUnavailable(BadInput):
     """This host cannot give the isolation that was asked for; nothing was weakened."""
 

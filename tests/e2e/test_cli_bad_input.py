@@ -115,6 +115,8 @@ def test_an_unknown_model(place: Path, spec: str) -> None:
         ["show", "run_x", "rol_x"],
         ["ledger", "stats", "--run", "run_x"],
         ["ledger", "check", "--run", "run_x"],
+        ["ledger", "backup", "b.tar", "--run", "run_x"],
+        ["ledger", "dead", "requeue", "act_1", "--run", "run_x"],
         ["worker", "--run", "run_x", "--name", "w"],
         [*run_arguments(), "--resume", "run_x"],
     ],

@@ -152,7 +152,7 @@ def test_a_run_answers_every_question_about_itself(place: Path) -> None:
     checked = document(place, "ledger", "check", "--run", run)
     assert (checked["rollouts"], checked["finished"], checked["problems"]) == (2, 2, [])
     assert document(place, "ledger", "stats", "--run", run)["unacknowledged"] == 0
-    assert document(place, "ledger", "dead", "--run", run) == []
+    assert document(place, "ledger", "dead", "list", "--run", run) == []
 
 
 def test_people_get_tables_on_stdout_and_progress_on_stderr(place: Path) -> None:

@@ -15,6 +15,7 @@ _TABLES = (
     "_entries",
     "_owners",
     "_workers",
+    "_audit",
 )
 
 

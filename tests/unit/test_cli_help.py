@@ -64,7 +64,9 @@ def test_the_commands_of_the_design_are_there() -> None:
     typed = {command.typed.removeprefix("stoker ") for command in COMMANDS}
     assert {
         "run", "worker", "status", "show", "export", "replay", "doctor", "ledger check",
-        "ledger stats", "ledger dead", "config show", "config check", "config schema", "bench step",
+        "ledger stats", "ledger backup", "ledger restore", "ledger compact", "ledger dead list",
+        "ledger dead show", "ledger dead requeue", "ledger dead drop",
+        "config show", "config check", "config schema", "bench step",
     } <= typed  # fmt: skip
 
 

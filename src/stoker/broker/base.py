@@ -29,6 +29,7 @@ from stoker.broker.leasing import (
     TicketsReply,
     TicketsRequest,
 )
+from stoker.broker.operating import OperatorRequest
 from stoker.broker.reading import (
     ActionsReply,
     ActionsRequest,
@@ -341,6 +342,7 @@ Request = (
     | DeadLettersRequest
     | StatsRequest
     | CapabilitiesRequest
+    | OperatorRequest
 )
 
 Poll = EventsRequest | LeaseRequest | TicketsRequest

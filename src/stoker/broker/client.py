@@ -115,6 +115,7 @@ class LedgerClient(LedgerVerbs):
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
+        self._lineage = ""
         self._fences: deque[Fence] = deque(maxlen=_FENCES_KEPT)
 
     @property
@@ -209,7 +210,8 @@ class LedgerClient(LedgerVerbs):
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> FrameDecoder | None:
         """Exchange hellos; ``None`` when the owner went away meanwhile."""
-        writer.write(frame(encode(Hello(protocol=PROTOCOL_VERSION, role=self._role))))
+        hello = Hello(protocol=PROTOCOL_VERSION, role=self._role, lineage=self._lineage)
+        writer.write(frame(encode(hello)))
         frames = FrameDecoder()
         while True:
             try:
@@ -223,6 +225,7 @@ class LedgerClient(LedgerVerbs):
                 if isinstance(message, Answer) and message.fault is not None:
                     raise from_record(message.fault)
                 if isinstance(message, Hello) and message.protocol == PROTOCOL_VERSION:
+                    self._lineage = message.lineage
                     return frames
                 raise WireViolation(
                     f"what listens for {self._directory} is not a ledger of this version; the "

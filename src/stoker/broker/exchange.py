@@ -20,6 +20,7 @@ from stoker.broker.base import (
     TicketsReply,
     TicketsRequest,
 )
+from stoker.broker.operating import OUTSIDE_GROUPS
 from stoker.broker.service import LedgerService, NotYet, Reply
 from stoker.broker.store import StorageFull
 from stoker.errors import InternalError, LedgerStorageFailed, StokerError
@@ -103,7 +104,8 @@ class Exchange:
         service.begin()
         answers: list[tuple[Pending, Answer]] = []
         polls: list[Pending] = []
-        for pending in group:
+        outside = [p for p in group if isinstance(p.request, OUTSIDE_GROUPS)]
+        for pending in (p for p in group if p not in outside):
             if isinstance(pending.request, Poll):
                 polls.append(pending)
             else:
@@ -114,7 +116,16 @@ class Exchange:
         for pending in [p for p in self._waiting if p.seen != self._seq(p) and p not in polls]:
             self._ask(pending, answers, lambda p: service.poll(_polled(p), now))
         service.commit()
+        for pending in outside:
+            self._ask(pending, answers, self._maintained)
         return answers
+
+    def _maintained(self, pending: Pending) -> Reply:
+        assert isinstance(pending.request, OUTSIDE_GROUPS), "told apart by the caller"
+        try:
+            return self.service.maintain(pending.request)
+        except StorageFull as error:  # the group itself is committed
+            raise _no_room(error) from error
 
     def _first(self, pending: Pending, now: Instant) -> Reply | NotYet:
         request = pending.request

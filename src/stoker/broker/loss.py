@@ -13,7 +13,7 @@ lost while alone spends its attempt, as does the only action that ran on a lost 
 from msgspec.structs import replace
 
 from stoker.broker.base import LedgerEventKind
-from stoker.broker.core import cause, ended_by_ledger, requeued, settle
+from stoker.broker.core import cause, ended_by_ledger, reclaimed, requeued, settle
 from stoker.broker.rows import Decision, Note, Row, terminal_note
 from stoker.errors import DeadLetter, EffectAmbiguous, EnvironmentLost
 from stoker.model.action import ActionState, Effect
@@ -51,6 +51,32 @@ def environment_lost(row: Row) -> Decision:
     ).record()
     result = ended_by_ledger(row, CompletionStatus.ERROR, fault, EnvironmentState.LOST)
     return _ended(settle(row, result), row)
+
+
+def restored(row: Row) -> Decision:
+    """Decide about a row of a ledger that was restored from a copy.
+
+    Whatever happened after the copy is unknown: workers of that time and their boxes are nobody's
+    any more; an unfinished external action may have run since, even if the copy shows it queued.
+    Nothing is spent: the copy is no fault of the action.
+    """
+    why = "the ledger was restored from a copy"
+    if row.terminal:
+        return reclaimed(row, why) if row.reclaim_fence else Decision(row)
+    noted = replace(row, causes=(*row.causes, cause(row, why)))
+    action = row.action
+    if action.effect is Effect.EXTERNAL:
+        decision = _ambiguous(noted)
+        result = decision.row.completion
+        assert result is not None, f"{row.action_id} ended without a result"
+        kept = replace(decision.row, completion=replace(result, external_effect_possible=True))
+        return Decision(kept, (terminal_note(kept),))
+    if action.holder is not None or (row.live and action.environment_id is not None):
+        return environment_lost(noted)
+    if not row.live:
+        return Decision(row)
+    unspent = replace(noted, attempts=row.attempts - (row.state is ActionState.STARTED))
+    return Decision(requeued(unspent), (Note(LedgerEventKind.REQUEUED, noted.causes[-1]),))
 
 
 def _back(row: Row, *, spent: bool) -> Decision:

@@ -27,7 +27,7 @@ from stoker.broker.envelope import (
 )
 from stoker.broker.exchange import Answer as Outcome
 from stoker.broker.exchange import Exchange, Pending, nothing_for
-from stoker.errors import StokerError, WireViolation
+from stoker.errors import LedgerFenced, StokerError, WireViolation
 from stoker.seams.clock import Clock, Instant
 from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
 
@@ -194,9 +194,18 @@ class Server:
                 f"the peer speaks protocol {hello.protocol}, this ledger {PROTOCOL_VERSION}; "
                 "use one version of stoker for a run"
             )
-        connection.greeted = True
         connection.role = hello.role
-        reply = Hello(protocol=PROTOCOL_VERSION, role="ledger")
+        lineage = self._exchange.service.lineage
+        if hello.lineage not in ("", lineage):
+            fault = LedgerFenced(
+                f"this ledger was restored from a copy: it is {lineage} now, and this {hello.role} "
+                f"knows {hello.lineage}; what it holds of that is void, and nothing was changed; "
+                "end it and start it again"
+            )
+            self._end(connection, fault)
+            return
+        connection.greeted = True
+        reply = Hello(protocol=PROTOCOL_VERSION, role="ledger", lineage=lineage)
         connection.unsent += frame(encode(reply))
 
     def _call(self, connection: Connection, call: Call) -> None:
@@ -252,9 +261,11 @@ class Server:
             self._drop(connection)
 
     def _refuse(self, connection: Connection, why: str) -> None:
-        _log.warning("a %s was refused: %s", connection.role, why)
-        fault = WireViolation(f"the ledger closed the connection: {why}").record()
-        connection.unsent += frame(encode(Answer(CONNECTION, fault=fault)))
+        self._end(connection, WireViolation(f"the ledger closed the connection: {why}"))
+
+    def _end(self, connection: Connection, error: StokerError) -> None:
+        _log.warning("a %s was refused: %s", connection.role, error)
+        connection.unsent += frame(encode(Answer(CONNECTION, fault=error.record())))
         connection.closing = True
 
     def _send(self, connection: Connection) -> None:

@@ -9,6 +9,7 @@ Invariant: between groups the books equal the store. ``rollback`` reads them aga
 """
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import Any
 
 import msgspec
@@ -52,7 +53,22 @@ from stoker.broker.base import (
     TicketsRequest,
 )
 from stoker.broker.books import Books
+from stoker.broker.dead_letters import settle_dead
+from stoker.broker.loss import restored
+from stoker.broker.operating import (
+    AuditEntry,
+    AuditReply,
+    AuditRequest,
+    CompactReply,
+    CompactRequest,
+    CopyReply,
+    CopyRequest,
+    OperatorReply,
+    SettleDead,
+)
 from stoker.broker.store import Meta, Store
+from stoker.errors import LedgerRefused
+from stoker.model.ids import Fence
 from stoker.model.value import INLINE_BYTES_MAX
 from stoker.seams.clock import Instant
 
@@ -71,7 +87,14 @@ Reply = (
     | ActionsReply
     | StatsReply
     | Capabilities
+    | OperatorReply
 )
+
+
+_RESTORED_AT_ONCE = 1000
+_EPOCHS_SKIPPED = 1 << 14
+"""At least so many epochs lie between a copy and what is made of it: more openings than its
+original will have had since, so that no fence of the one is a fence of the other (I3)."""
 
 
 class NotYet(msgspec.Struct, frozen=True):
@@ -107,13 +130,16 @@ class LedgerService:
             DeadLettersRequest: lambda r, _now: views.dead_letters(self._books, r),
             StatsRequest: lambda _r, now: views.stats(self._books, now),
             CapabilitiesRequest: lambda _r, _now: self.capabilities(),
+            SettleDead: lambda r, now: settle_dead(self._books, r, now),
+            AuditRequest: lambda r, _now: AuditReply(entries=tuple(store.audit(r.run_id))),
         }
         self._verbs = verbs
 
     def open(self, now: Instant, *, boot_id: str, lineage: str) -> None:
         """Open the store: a new epoch, durable before this returns, and a time of grace.
 
-        ``lineage`` is used when the ledger is new. **Durability:** synced.
+        ``lineage`` is used when the ledger is new, or a copy of another: then it is restored.
+        **Durability:** synced.
         """
         self._store.begin()
         found = self._store.meta()
@@ -124,15 +150,46 @@ class LedgerService:
             self._store.defer(now.boot + self.limits.lease_seconds)
             self._grace_until = now.boot + self.limits.grace_seconds
         meta.boot_id = boot_id
-        meta.epoch += 1
+        meta.epoch += _epochs_passed(lineage) if meta.copied else 1
         self._store.put_meta(meta)
         self._store.commit(sync=True)
         self._read(now)
+        if meta.copied:
+            self.begin()
+            self.restore(lineage, now)
+            self.commit()
 
-    def restore(self, lineage: str) -> None:
-        """Give a ledger that was restored from a copy a new identity (I3)."""
-        self._books.meta.lineage = lineage
-        self._books.sync = True
+    def restore(self, lineage: str, now: Instant) -> None:
+        """Make a ledger of a copy, within the open group: what was after the copy is unknown.
+
+        A new identity, new fences for every partition, every worker of the old one over, and what
+        they held decided by ``loss.restored`` (I3, I12).
+        """
+        books, store = self._books, self._store
+        before = books.meta.lineage
+        books.meta.lineage, books.meta.copied = lineage, False
+        for owner in store.owners():
+            store.put_owner(owner._replace(fence=Fence(books.draw()), incarnation=lineage))
+        for record in books.workers.values():
+            record.lost, record.enlisted = True, record.enlisted._replace(ended=True)
+        store.put_workers([record.enlisted for record in books.workers.values()])
+        place = 0
+        while rows := store.unsettled(place, _RESTORED_AT_ONCE):
+            for row in rows:
+                books.apply(row, restored(row))
+            books.flush()
+            place = rows[-1].order
+        store.note(
+            AuditEntry(
+                at=now.wall,
+                who="stoker",
+                what="restored",
+                run_id=None,
+                action_id=None,
+                detail=f"from a copy of {before}; this ledger is {lineage} now",
+            )
+        )
+        books.sync = True
 
     def _read(self, now: Instant) -> None:
         meta = self._store.meta()
@@ -188,6 +245,11 @@ class LedgerService:
         self._books.tickets_seq = old.tickets_seq + 1
 
     @property
+    def lineage(self) -> str:
+        """Identity of this ledger."""
+        return self._books.meta.lineage
+
+    @property
     def work_seq(self) -> int:
         """Rises when a waiting lease request may have become answerable."""
         return self._books.work_seq
@@ -225,6 +287,24 @@ class LedgerService:
             lineage=self._books.meta.lineage,
         )
 
+    def maintain(self, request: CopyRequest | CompactRequest) -> CopyReply | CompactReply:
+        """Work on the file as a whole, between two groups.
+
+        Raises:
+            LedgerRefused: there is no file, or work is in workers' hands.
+            StorageFull: no room; nothing was changed.
+        """
+        if isinstance(request, CopyRequest):
+            remaining, total = self._store.copy_to(request.path, request.pages)
+            return CopyReply(remaining=remaining, total=total)
+        if self._books.busy:
+            raise LedgerRefused(
+                f"{self._books.busy} actions are in workers' hands, and rewriting the file keeps "
+                "everybody waiting; nothing was changed; compact when the runs have ended or pause"
+            )
+        before, after = self._store.compact()
+        return CompactReply(bytes_before=before, bytes_after=after)
+
     # --- verbs that need more than the books
 
     def _worker(self, verb: Callable[..., Any]) -> Callable[..., Any]:
@@ -261,6 +341,11 @@ class LedgerService:
     def undelivered(self, request: LeaseRequest, now: Instant) -> LeaseReply:
         """Answer a lease request that is sent again after a broken connection."""
         return worker_verbs.undelivered(self._books, request, now)
+
+
+def _epochs_passed(lineage: str) -> int:
+    digest = blake2b(lineage.encode(), digest_size=2).digest()
+    return _EPOCHS_SKIPPED + int.from_bytes(digest, "big") % _EPOCHS_SKIPPED
 
 
 def _or_wait(reply: LeaseReply, request: LeaseRequest) -> LeaseReply | NotYet:

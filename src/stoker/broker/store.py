@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind, WorkerStats
+from stoker.broker.operating import AuditEntry
 from stoker.broker.rows import ParkedOn, Queue, Row
 from stoker.model.action import ActionState
 from stoker.model.completion import Completion
@@ -33,6 +34,8 @@ class Meta(msgspec.Struct, kw_only=True):
     late: int = 0
     dead: int = 0
     completions: dict[str, int] = {}
+    copied: bool = False
+    """This file is a copy of another ledger and was not opened since: see ``restore``."""
 
 
 class Head(NamedTuple):
@@ -220,7 +223,19 @@ class Store(Protocol):
         ...
 
     def dead(self, run_id: RunId) -> list[Row]:
-        """Return a run's dead letters."""
+        """Return a run's dead letters that were not dropped."""
+        ...
+
+    def revive(self, rows: Sequence[Row]) -> None:
+        """Give rows new times; their results and told events go."""
+        ...
+
+    def drop_dead(self, rows: Sequence[Row]) -> None:
+        """Drop what dead letters keep; the tombstones stay."""
+        ...
+
+    def unsettled(self, after: int, limit: int) -> list[Row]:
+        """Return rows that have no result or are not reclaimed, in order, after a place."""
         ...
 
     def rebase(self, now: Instant) -> None:
@@ -281,12 +296,43 @@ class Store(Protocol):
         """Write who owns a partition."""
         ...
 
+    def owners(self) -> list[Owner]:
+        """Return who owns every partition."""
+        ...
+
     def workers(self) -> list[Enlisted]:
         """Return every known worker incarnation."""
         ...
 
     def put_workers(self, workers: Sequence[Enlisted]) -> None:
         """Write worker incarnations."""
+        ...
+
+    # --- operators
+
+    def note(self, entry: AuditEntry) -> None:
+        """Write down what an operator did."""
+        ...
+
+    def audit(self, run_id: RunId) -> list[AuditEntry]:
+        """Return what operators did to a run and to the ledger as a whole."""
+        ...
+
+    def copy_to(self, path: str, pages: int) -> tuple[int, int]:
+        """Copy some more pages, outside of transactions; return how many remain, and of how many.
+
+        Raises:
+            LedgerRefused: this store has no file, or ``path`` cannot be written.
+        """
+        ...
+
+    def compact(self) -> tuple[int, int]:
+        """Give unused pages back, outside of transactions; return bytes before and after.
+
+        Raises:
+            LedgerRefused: this store has no file.
+            StorageFull: no room to rewrite it; nothing was changed.
+        """
         ...
 
 

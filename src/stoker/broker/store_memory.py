@@ -15,8 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind
+from stoker.broker.operating import AuditEntry
 from stoker.broker.rows import WAITING, ParkedOn, Queue, Row
 from stoker.broker.store import Counted, Enlisted, Entry, Head, Meta, Owner, Told
+from stoker.errors import LedgerRefused
 from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, RolloutId, RunId, WorkerId
@@ -46,6 +48,7 @@ class MemoryStore:
         self._entries: defaultdict[int, list[bytes]] = defaultdict(list)
         self._owners: dict[tuple[RunId, str], Owner] = {}
         self._workers: dict[WorkerId, Enlisted] = {}
+        self._audit: list[AuditEntry] = []
         self._undo: list[Callable[[], object]] = []
 
     def meta(self) -> Meta | None:
@@ -188,8 +191,29 @@ class MemoryStore:
         return [
             row
             for row in self._rows.values()
-            if row.settled_status is CompletionStatus.DEAD and row.action.run_id == run_id
+            if row.settled_status is CompletionStatus.DEAD
+            and row.action.run_id == run_id
+            and row.completion is not None
         ]
+
+    def revive(self, rows: Sequence[Row]) -> None:
+        """Give rows new times; told events go."""
+        for row in rows:
+            self._put(row)
+        self.forget_late([row.order for row in rows])
+
+    def drop_dead(self, rows: Sequence[Row]) -> None:
+        """Drop the results that dead letters keep."""
+        for row in rows:
+            kept = self._rows[row.action_id]
+            bare = replace(kept, completion=None)
+            self._swap(row.action_id, kept, bare)
+            self._undo.append(partial(self._swap, row.action_id, bare, kept))
+
+    def unsettled(self, after: int, limit: int) -> list[Row]:
+        """Return rows that have no result or are not reclaimed."""
+        found = (r for r in self._rows.values() if not r.terminal or r.reclaim_fence)
+        return sorted((r for r in found if r.order > after), key=lambda r: r.order)[:limit]
 
     def rebase(self, now: Instant) -> None:
         """Move stored instants to this boot's clock."""
@@ -304,6 +328,10 @@ class MemoryStore:
         """Write who owns a partition."""
         _set(self._owners, (owner.run_id, owner.partition), owner, self._undo)
 
+    def owners(self) -> list[Owner]:
+        """Return who owns every partition."""
+        return list(self._owners.values())
+
     def workers(self) -> list[Enlisted]:
         """Return every known worker incarnation."""
         return list(self._workers.values())
@@ -312,6 +340,26 @@ class MemoryStore:
         """Write worker incarnations."""
         for worker in workers:
             _set(self._workers, worker.worker_id, worker, self._undo)
+
+    # --- operators
+
+    def note(self, entry: AuditEntry) -> None:
+        """Write down what an operator did."""
+        self._audit.append(entry)
+        self._undo.append(self._audit.pop)
+
+    def audit(self, run_id: RunId) -> list[AuditEntry]:
+        """Return what operators did."""
+        return [entry for entry in self._audit if entry.run_id in (None, run_id)]
+
+    def copy_to(self, path: str, pages: int) -> tuple[int, int]:
+        """Refuse: there is no file."""
+        del path, pages
+        raise LedgerRefused("a ledger in memory has no file to copy")
+
+    def compact(self) -> tuple[int, int]:
+        """Refuse: there is no file."""
+        raise LedgerRefused("a ledger in memory has no file to compact")
 
 
 def _places(row: Row | None) -> list[tuple[tuple[object, ...], tuple[float, int, ActionId]]]:

@@ -19,6 +19,7 @@ import apsw
 import msgspec
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind
+from stoker.broker.operating import AuditEntry
 from stoker.broker.rows import ParkedOn, Queue, Row
 from stoker.broker.schema import migrate
 from stoker.broker.store import (
@@ -31,6 +32,7 @@ from stoker.broker.store import (
     StorageFull,
     Told,
 )
+from stoker.broker.store_sqlite_files import FileCopy, compact
 from stoker.broker.store_sqlite_rows import (
     STATES,
     decode_completion,
@@ -40,7 +42,7 @@ from stoker.broker.store_sqlite_rows import (
     mutable_columns,
 )
 from stoker.model.completion import CompletionStatus
-from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
+from stoker.model.ids import ActionId, RolloutId, RunId, WorkerId
 from stoker.seams.clock import Instant
 from stoker.seams.disk import sync_directory
 from stoker.seams.faultpoints import declare, reach
@@ -79,6 +81,8 @@ class SqliteStore:
         except BaseException:
             self._db.close()
             raise
+        self._path = path
+        self._copy: FileCopy | None = None
         self._wal = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
         sync_directory(path.parent)
 
@@ -111,6 +115,8 @@ class SqliteStore:
 
     def close(self) -> None:
         """Checkpoint and close the file."""
+        if self._copy is not None:
+            self._copy.close()
         os.close(self._wal)
         self._db.close()
 
@@ -231,6 +237,28 @@ class SqliteStore:
         """Return a run's dead letters."""
         return self._rows("dead", (run_id,))
 
+    def revive(self, rows: Sequence[Row]) -> None:
+        """Give rows new times; their results and told events go."""
+        self._many(
+            "revive",
+            [
+                (r.accepted_wall, r.deadline_wall, r.accepted_boot, r.deadline_boot, r.order)
+                for r in rows
+            ],
+        )
+        self._many("bury_result", [(row.order,) for row in rows])
+        self._many("bury_events", [(row.order,) for row in rows])
+
+    def drop_dead(self, rows: Sequence[Row]) -> None:
+        """Drop what dead letters keep."""
+        places = [(row.order,) for row in rows]
+        self._many("bury_input", places)
+        self._many("bury_result", places)
+
+    def unsettled(self, after: int, limit: int) -> list[Row]:
+        """Return rows that have no result or are not reclaimed."""
+        return self._rows("unsettled", (after, limit))
+
     def rebase(self, now: Instant) -> None:
         """Move stored instants to this boot's clock."""
         self._db.execute(self._sql["rebase"], {"boot": now.boot, "wall": now.wall})
@@ -301,11 +329,11 @@ class SqliteStore:
     def owner(self, run_id: RunId, partition: str) -> Owner | None:
         """Return who owns a partition."""
         found = self._all("owner", (run_id, partition))
-        return (
-            Owner(RunId(found[0][0]), found[0][1], Fence(found[0][2]), found[0][3])
-            if found
-            else None
-        )
+        return Owner(*found[0]) if found else None
+
+    def owners(self) -> list[Owner]:
+        """Return who owns every partition."""
+        return [Owner(*columns) for columns in self._all("owners")]
 
     def put_owner(self, owner: Owner) -> None:
         """Write who owns a partition."""
@@ -321,6 +349,48 @@ class SqliteStore:
     def put_workers(self, workers: Sequence[Enlisted]) -> None:
         """Write worker incarnations."""
         self._many("put_worker", [(w[0], w[1], encode(w.slots), w.ended) for w in workers])
+
+    # --- operators
+
+    def note(self, entry: AuditEntry) -> None:
+        """Write down what an operator did."""
+        whose = (entry.run_id or "", entry.action_id or "", entry.detail)
+        self._many("note", [(entry.at, entry.who, entry.what, *whose)])
+
+    def audit(self, run_id: RunId) -> list[AuditEntry]:
+        """Return what operators did."""
+        return [
+            AuditEntry(
+                at=at,
+                who=who,
+                what=what,
+                run_id=run or None,
+                action_id=action_id or None,
+                detail=detail,
+            )
+            for at, who, what, run, action_id, detail in self._all("audit", (run_id,))
+        ]
+
+    def copy_to(self, path: str, pages: int) -> tuple[int, int]:
+        """Copy some more pages into ``path``."""
+        if self._copy is None or self._copy.path != path:
+            if self._copy is not None:
+                self._copy.close()
+                self._copy = None
+            self._copy = FileCopy(self._db, path)
+        copy, self._copy = self._copy, None
+        remaining, total = copy.step(pages)
+        if remaining:
+            self._copy = copy
+        return remaining, total
+
+    def compact(self) -> tuple[int, int]:
+        """Rewrite the file without its unused pages."""
+        if self._copy is not None:
+            self._copy.close()  # whoever asked for it begins again, on a smaller file
+            self._copy = None
+        with _room():
+            return compact(self._db, self._path)
 
 
 @contextmanager

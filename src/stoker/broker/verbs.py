@@ -38,6 +38,16 @@ from stoker.broker.base import (
     TicketsReply,
     TicketsRequest,
 )
+from stoker.broker.operating import (
+    AuditReply,
+    AuditRequest,
+    CompactReply,
+    CompactRequest,
+    CopyReply,
+    CopyRequest,
+    SettledDead,
+    SettleDead,
+)
 from stoker.broker.service import Reply
 from stoker.errors import WireViolation
 
@@ -131,6 +141,22 @@ class LedgerVerbs:
     async def dead_letters(self, request: DeadLettersRequest) -> ActionsReply:
         """List dead letters, with every cause."""
         return await self._verb(request, ActionsReply)
+
+    async def copy_some(self, request: CopyRequest) -> CopyReply:
+        """Copy some more of the database."""
+        return await self._verb(request, CopyReply)
+
+    async def compact(self) -> CompactReply:
+        """Give unused pages back to the disk."""
+        return await self._verb(CompactRequest(), CompactReply)
+
+    async def settle_dead(self, request: SettleDead) -> SettledDead:
+        """Requeue or drop dead letters."""
+        return await self._verb(request, SettledDead)
+
+    async def audit(self, request: AuditRequest) -> AuditReply:
+        """Ask what operators did."""
+        return await self._verb(request, AuditReply)
 
     async def stats(self) -> StatsReply:
         """Count."""

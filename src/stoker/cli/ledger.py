@@ -2,14 +2,17 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from pathlib import Path
+from typing import Annotated, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
 
-from stoker.broker.base import ActionView, DeadLettersRequest, Ledger, StatsReply
+from stoker.broker.base import StatsReply
+from stoker.broker.client import LedgerClient
+from stoker.cli import ledger_dead
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunOption, RunsOption
-from stoker.cli.output import answers, duration, table, write_json
+from stoker.cli.output import answers, counted, duration, size, table, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.model.ids import RunId
@@ -18,22 +21,24 @@ EXIT_UNSOUND = 1
 
 _HELP = """The durable hand-off of a run.
 
-Looks into the ledger of a run that is running, finished or dead. An owner
-process is started for the question where none lives, and ends by itself.
-Nothing is changed.
+Looks into the ledger of a run that is running, finished or dead, and keeps it
+in order. An owner process is started for a question where none lives, and it
+ends by itself.
 
 Examples:
   stoker ledger stats --run run_1a2b
   stoker ledger check --run run_1a2b
+  stoker ledger dead list --run run_1a2b
 
 Exit codes:
-  0    answered
+  0    done
   1    the ledger cannot be reached, or does not fit together
-  2    no such run
+  2    no such run, or it cannot be done; nothing was changed
   130  interrupted
 """
 
 app = typer.Typer(help=_HELP, no_args_is_help=True)
+app.add_typer(ledger_dead.app, name="dead")
 Answer = TypeVar("Answer")
 
 
@@ -54,7 +59,7 @@ def stats(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
       2    no such run
       130  interrupted
     """
-    found = _ask(find_run(run, runs), _stats)
+    found = _ask(find_run(run, runs), lambda ledger, _: ledger.stats())
     if as_json:
         write_json(found)
     else:
@@ -63,10 +68,12 @@ def stats(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
 
 @app.command("check")
 def check(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption = False) -> int:
-    """Read every journal and action; exit code 1 when something does not fit.
+    """Check file, rows, journals and content; exit code 1 when something is wrong.
 
-    Entries decode, the first admits the rollout, calls are answered once, nothing
-    follows an outcome, and what waits for a result is still in the ledger.
+    Works on a copy beside the ledger, so a living one goes on undisturbed and a
+    dead one is not opened. The database is sound; every row keeps the
+    invariants; journals have no gaps, decode, answer calls once, and end with an
+    outcome; what is named by digest is in the artifact store, undamaged.
 
     Examples:
       stoker ledger check --run run_1a2b
@@ -75,58 +82,122 @@ def check(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
     Exit codes:
       0    everything fits
       1    something does not, and is listed; or the ledger cannot be reached
-      2    no such run
+      2    no such run, or a ledger of a newer stoker
       130  interrupted
     """
-    from stoker.cli.ledger_check import check as check_all
+    from stoker.cli.ledger_check import check_run
 
-    found = _ask(find_run(run, runs), check_all)
+    found = asyncio.run(check_run(find_run(run, runs)))
     if as_json:
         write_json(found)
-    else:
-        console = answers()
-        console.print(
-            f"{found.rollouts} rollouts ({found.finished} finished), {found.entries} journal "
-            f"entries, {found.outstanding} actions outstanding, {len(found.problems)} problems"
-        )
-        for problem in found.problems:
-            console.print(cell(problem, "red"))
+        return EXIT_UNSOUND if found.problems else 0
+    console = answers()
+    console.print(
+        f"{found.rollouts} rollouts ({found.finished} finished), {found.entries} journal entries, "
+        f"{found.outstanding} actions outstanding; {found.actions} rows in "
+        f"{size(found.database_bytes)} (schema {found.schema_version}), "
+        f"{counted(found.artifacts, 'artifact')} of {size(found.artifact_bytes)}; "
+        f"{counted(len(found.problems), 'problem')}",
+        soft_wrap=True,
+    )
+    for problem in found.problems:
+        console.print(cell(problem, "red"), soft_wrap=True)
     return EXIT_UNSOUND if found.problems else 0
 
 
-@app.command("dead")
-def dead(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption = False) -> None:
-    """List dead letters: actions that used up their attempts, with every cause.
+@app.command("backup")
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Tar file to write; must be new.")],
+    run: RunOption,
+    runs: RunsOption = RUNS_DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Write everything of a run into one file, while it goes on.
 
-    An action that ended every worker it was given to becomes one, so that it
-    cannot go on doing so; its rollout was told.
+    The file holds a consistent copy of the database, every artifact, tasks and
+    settings: enough to resume the run elsewhere. Program and model are not in it.
+    It is complete and on disk when the command ends, or not there at all.
 
     Examples:
-      stoker ledger dead --run run_1a2b
-      stoker ledger dead --run run_1a2b --json
+      stoker ledger backup run_1a2b.tar --run run_1a2b
 
     Exit codes:
-      0    listed, even when there are none
+      0    written
       1    the ledger cannot be reached
-      2    no such run
-      130  interrupted
+      2    no such run, or the file exists or cannot be written; nothing was kept
+      130  interrupted; nothing was kept
     """
-    found = _ask(find_run(run, runs), _dead)
+    from stoker.coordinator.backups import back_up
+
+    found = asyncio.run(back_up(find_run(run, runs), file))
     if as_json:
         write_json(found)
         return
-    made = table("action", "rollout", "class", "tool", ">attempts", ">deliveries", "causes")
-    for view in found:
-        made.add_row(
-            cell(view.action.action_id),
-            cell(view.action.rollout_id),
-            cell(view.action.worker_class),
-            cell(view.action.tool),
-            str(view.attempts),
-            str(view.deliveries),
-            cell("; ".join(view.causes), length=200),
-        )
-    answers().print(made if found else "no dead letters")
+    answers().print(
+        f"{cell(found.file)}: run {cell(found.run_id)}, database {size(found.database_bytes)}, "
+        f"{found.artifacts} artifacts of {size(found.artifact_bytes)}",
+        soft_wrap=True,
+    )
+
+
+@app.command("restore")
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What backup wrote.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Run directory to make; new or empty.")
+    ],
+    as_json: JsonOption = False,
+) -> None:
+    """Make a run directory of a backup, with a ledger of a new identity.
+
+    What the original did after the backup is unknown to the copy. So workers and
+    coordinators of the original are refused, what they held is decided anew, and
+    external actions that had not ended become ambiguous: they may have run since.
+
+    Examples:
+      stoker ledger restore run_1a2b.tar runs/run_1a2b
+
+    Exit codes:
+      0    restored; resume the run with stoker run … --resume DIR
+      1    the restored ledger cannot be opened; nothing was kept
+      2    no backup, a damaged one, or the directory is taken; nothing was kept
+      130  interrupted; nothing was kept
+    """
+    from stoker.coordinator.backups import restore as restore_backup
+
+    found = restore_backup(file, directory)
+    if as_json:
+        write_json(found)
+        return
+    answers().print(
+        f"{cell(found.directory)}: run {cell(found.run_id)}, {found.artifacts} artifacts; its "
+        f"ledger is {cell(found.lineage)}, made of a copy of {cell(found.copied_from)}",
+        soft_wrap=True,
+    )
+
+
+@app.command("compact")
+def compact(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption = False) -> None:
+    """Give the unused pages of a ledger's file back to the disk.
+
+    Nothing is forgotten: ids and fences of ended actions stay for ever, so that
+    none comes back. The file is rewritten in one transaction, and everybody waits
+    meanwhile; so it is refused while work is in workers' hands.
+
+    Examples:
+      stoker ledger compact --run run_1a2b
+
+    Exit codes:
+      0    done; sizes before and after are shown
+      1    the ledger cannot be reached, is busy, or has no room to be rewritten
+      2    no such run
+      130  interrupted
+    """
+    found = _ask(find_run(run, runs), lambda ledger, _: ledger.compact())
+    if as_json:
+        write_json(found)
+    else:
+        answers().print(f"{size(found.bytes_before)} before, {size(found.bytes_after)} after")
 
 
 def stats_view(found: StatsReply) -> RenderableType:
@@ -150,20 +221,14 @@ def stats_view(found: StatsReply) -> RenderableType:
             totals.add_row(name.removesuffix("_total").replace("_", " "), str(value))
     for status, count in sorted(found.completions_total.items()):
         totals.add_row(f"completed {status}", str(count))
-    filled = [made for made in (classes, workers) if made.row_count]
+    runs = table("run", ">queued", ">leased", ">parked")
+    for name, run in sorted(found.runs.items()):
+        runs.add_row(cell(name), str(run.queued), str(run.leased), str(run.parked))
+    filled = [made for made in (classes, runs, workers) if made.row_count]
     return Group(*(part for made in filled for part in (made, "")), totals)
 
 
-async def _stats(ledger: Ledger, run_id: RunId) -> StatsReply:
-    del run_id
-    return await ledger.stats()
-
-
-async def _dead(ledger: Ledger, run_id: RunId) -> tuple[ActionView, ...]:
-    return (await ledger.dead_letters(DeadLettersRequest(run_id=run_id))).actions
-
-
-def _ask(run: RunDirectory, ask: Callable[[Ledger, RunId], Awaitable[Answer]]) -> Answer:
+def _ask(run: RunDirectory, ask: Callable[[LedgerClient, RunId], Awaitable[Answer]]) -> Answer:
     from stoker.cli.ledger_access import ledger_of
 
     async def answer() -> Answer:

@@ -10,7 +10,7 @@ from stoker.broker.base import (
     RolloutsRequest,
     RolloutSummary,
 )
-from stoker.broker.client import connect
+from stoker.broker.client import LedgerClient, connect
 from stoker.broker.limits import limits_of
 from stoker.config.tree import LedgerSettings, WorkerSettings
 from stoker.coordinator.record import RunDirectory
@@ -22,7 +22,7 @@ _IDLE_EXIT_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def ledger_of(run: RunDirectory) -> AsyncIterator[Ledger]:
+async def ledger_of(run: RunDirectory) -> AsyncIterator[LedgerClient]:
     """Yield the ledger of ``run``.
 
     Raises:

@@ -1,16 +1,28 @@
-"""Read every journal of a run and every action behind it; say what does not fit.
+"""Read every journal of a run and every row behind it; say what does not fit. Changes nothing.
 
-Checks what a reader relies on: entries decode, the first admits this rollout, calls are issued
-once and answered once, nothing follows the outcome, and an action that was issued and not answered
-is still in the ledger (I1). It changes nothing.
+Works on a copy of the database, so that a living ledger is not disturbed and a dead one not opened:
+the file itself and the invariants of its rows (``broker.checking``), then what a reader of journals
+relies on: entries decode, the first admits this rollout, calls are issued once and answered once,
+nothing follows the outcome, an action that was issued and not answered is still there (I1). Last,
+all content that journals and rows name by digest is read in the artifact store.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgspec
 
 from stoker.broker.base import ActionsRequest, JournalRequest, Ledger, RolloutSummary
+from stoker.broker.checking import check_database, value_problems
+from stoker.broker.copying import copy_database
+from stoker.broker.memory import MemoryLedger
+from stoker.broker.place import DATABASE
+from stoker.broker.store_sqlite import SqliteStore
 from stoker.cli.ledger_access import all_rollouts
+from stoker.coordinator.record import RunDirectory
+from stoker.errors import ArtifactDamaged
+from stoker.journal.artifacts import ArtifactStore
 from stoker.model.events import (
     Admitted,
     Delivered,
@@ -22,6 +34,7 @@ from stoker.model.events import (
     decode_event,
 )
 from stoker.model.ids import ActionId, CallPath, RunId
+from stoker.model.value import Value
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,8 +48,78 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...]
 
 
-async def check(ledger: Ledger, run_id: RunId) -> Checked:
-    """Check every rollout of the run."""
+class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run's ledger and its journals."""
+
+    schema_version: int
+    lineage: str
+    database_bytes: int
+    actions: int
+    """Rows of the ledger, tombstones included."""
+    unacknowledged: int
+    rollouts: int
+    finished: int
+    entries: int
+    outstanding: int
+    artifacts: int
+    """Pieces of content in the artifact store that are named."""
+    artifact_bytes: int
+    problems: tuple[str, ...]
+
+
+async def check_run(run: RunDirectory) -> CheckedRun:
+    """Check the ledger of ``run``, living or not.
+
+    Raises:
+        RunDirectoryUnusable: there is no ledger, or no room beside it for a copy.
+        LedgerTooNew: a newer Stoker made it.
+    **Cancellation:** nothing is left behind.
+    """
+    with TemporaryDirectory(prefix=".check-", dir=run.path) as draft:
+        copy = Path(draft) / DATABASE
+        await copy_database(run.ledger, copy)
+        rows = check_database(copy)
+        journals = Checked(rollouts=0, finished=0, entries=0, outstanding=0, problems=())
+        damaged = any(problem.startswith("file: ") for problem in rows.problems)
+        if not damaged:  # the journals of a damaged file would only be damaged in other words
+            journals = await _journals(copy, run.record.run_id, rows.values)
+    missing = [*_content(ArtifactStore(run.artifacts), rows.values)]
+    return CheckedRun(
+        schema_version=rows.schema_version,
+        lineage=rows.lineage,
+        database_bytes=rows.size_bytes,
+        actions=rows.actions,
+        unacknowledged=rows.unacknowledged,
+        rollouts=journals.rollouts,
+        finished=journals.finished,
+        entries=journals.entries,
+        outstanding=journals.outstanding,
+        artifacts=len(rows.values),
+        artifact_bytes=sum(rows.values.values()),
+        problems=(*rows.problems, *journals.problems, *missing),
+    )
+
+
+async def _journals(copy: Path, run_id: RunId, values: dict[str, int]) -> Checked:
+    store = SqliteStore(copy)
+    ledger = MemoryLedger(store=store)
+    try:
+        return await check(ledger, run_id, values)
+    finally:
+        await ledger.close()
+        store.close()
+
+
+def _content(artifacts: ArtifactStore, values: dict[str, int]) -> Iterator[str]:
+    for digest, size in sorted(values.items()):
+        try:
+            artifacts.get(Value(digest=digest, size_bytes=size))
+        except ArtifactDamaged as error:
+            yield f"content: {error.message}"
+
+
+async def check(ledger: Ledger, run_id: RunId, values: dict[str, int] | None = None) -> Checked:
+    """Check every rollout of the run; note in ``values`` what its journals name by digest."""
     problems: list[str] = []
     entries = finished = outstanding = 0
     rollouts = await all_rollouts(ledger, run_id)
@@ -46,7 +129,7 @@ async def check(ledger: Ledger, run_id: RunId) -> Checked:
         ).events
         entries += len(stored)
         finished += rollout.last is not None
-        waiting, found = judge(rollout, stored)
+        waiting, found = judge(rollout, stored, values)
         outstanding += len(waiting)
         found += await _missing(ledger, waiting)
         problems += [f"{rollout.rollout_id}: {problem}" for problem in found]
@@ -59,7 +142,9 @@ async def check(ledger: Ledger, run_id: RunId) -> Checked:
     )
 
 
-def judge(rollout: RolloutSummary, stored: Sequence[bytes]) -> tuple[set[ActionId], list[str]]:
+def judge(
+    rollout: RolloutSummary, stored: Sequence[bytes], values: dict[str, int] | None = None
+) -> tuple[set[ActionId], list[str]]:
     """Return the actions that wait for an answer, and what does not fit in the journal."""
     problems: list[str] = []
     events: list[JournalEvent] = []
@@ -77,6 +162,10 @@ def judge(rollout: RolloutSummary, stored: Sequence[bytes]) -> tuple[set[ActionI
     if ends and ends[0] != len(events) - 1:
         problems.append(f"{len(events) - 1 - ends[0]} entries follow its outcome")
     waiting, order = _calls(events)
+    named = values if values is not None else {}
+    for event in events:
+        value = event.arguments if isinstance(event, Issued) else getattr(event, "value", None)
+        problems += value_problems(value, named, "the journal")
     return (set() if ends else waiting), problems + order
 
 

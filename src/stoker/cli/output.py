@@ -97,6 +97,16 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
 
 
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that fits."""
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:  # noqa: PLR2004 - the next unit
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
 def counted(number: int, noun: str) -> str:
     """Return a count with its noun; all of ours take an s."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

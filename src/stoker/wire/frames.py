@@ -25,6 +25,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     protocol: int
     role: str
     """Who speaks: ``coordinator``, ``worker``, ``ledger``, ``host``, ``cli``."""
+    lineage: str = ""
+    """Of a ledger: its identity. Of a peer: the ledger it has talked to before, or empty."""
 
 
 def frame(document: bytes) -> bytes:

@@ -80,8 +80,15 @@ WHERE NOT EXISTS (SELECT 1 FROM action a WHERE a.place = result.place AND a.stat
 -- name: dead
 SELECT a.*, i.action, r.completion
 FROM action a INDEXED BY action_dead
-    LEFT JOIN input i USING (place) LEFT JOIN result r USING (place)
+    LEFT JOIN input i USING (place) JOIN result r USING (place)
 WHERE a.settled_status = 'dead' AND a.run_id = ? ORDER BY a.place;
+-- name: revive
+UPDATE action SET accepted_wall = ?, deadline_wall = ?, accepted_boot = ?, deadline_boot = ?
+WHERE place = ?;
+-- name: unsettled
+SELECT a.*, i.action, r.completion
+FROM action a LEFT JOIN input i USING (place) LEFT JOIN result r USING (place)
+WHERE (a.state < 4 OR a.reclaim_fence <> 0) AND a.place > ? ORDER BY a.place LIMIT ?;
 -- name: rebase
 UPDATE action SET
     deadline_boot = :boot + min(max(deadline_wall - :wall, 0.0), deadline_wall - accepted_wall),
@@ -123,7 +130,15 @@ WHERE head = ? AND seq >= ? ORDER BY seq LIMIT ?;
 SELECT run_id, part, fence, incarnation FROM owner WHERE run_id = ? AND part = ?;
 -- name: put_owner
 INSERT OR REPLACE INTO owner VALUES (?, ?, ?, ?);
+-- name: owners
+SELECT run_id, part, fence, incarnation FROM owner;
 -- name: workers
 SELECT worker_id, name, slots, ended FROM worker;
 -- name: put_worker
 INSERT OR REPLACE INTO worker VALUES (?, ?, ?, ?);
+
+-- name: note
+INSERT INTO audit (at, who, what, run_id, action_id, detail) VALUES (?, ?, ?, ?, ?, ?);
+-- name: audit
+SELECT at, who, what, run_id, action_id, detail FROM audit
+WHERE run_id IN ('', ?) ORDER BY place;

@@ -1,0 +1,194 @@
+"""``stoker ledger …`` as typed: on a living run, on a restored one, on dead letters."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.broker.client import owner_pid
+from stoker.coordinator.record import RunDirectory, RunRecord
+from stoker.model.ids import RunId
+from support.command import (
+    SECONDS_MAX,
+    STOKER,
+    Answer,
+    lay_out,
+    run_arguments,
+    skip_reason,
+    stoker,
+    wait_until_quiet,
+)
+from support.ledger import RUN
+from support.ledger_golden import make
+
+pytestmark = pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "installed")
+
+LARGE = 100_000
+WAITING = f"""\
+import os
+
+import stoker
+
+
+def large():
+    return "x" * {LARGE}
+
+
+def arrived(place):
+    with open(place + "/arrived", "w") as pipe:
+        pipe.write("x")
+
+
+@stoker.rollout(version="1", timeout="10m")
+async def waiting(ctx, task):
+    place = task.data["place"]
+    text = await ctx.local(large)
+    await ctx.local(arrived, place)
+    while not await ctx.local(os.path.exists, place + "/go"):
+        await ctx.sleep("50ms")
+    return float(len(text))
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    return lay_out(tmp_path)
+
+
+def document(answer: Answer, code: int = 0) -> Any:
+    assert answer.code == code, answer
+    return json.loads(answer.out)
+
+
+@pytest.fixture
+def living(place: Path) -> Iterator[Path]:
+    """A run whose rollout waits, with an artifact in its journal."""
+    (place / "program.py").write_text(WAITING)
+    (place / "tasks.jsonl").write_text(json.dumps({"place": str(place)}) + "\n")
+    os.mkfifo(place / "arrived")
+    pipe = os.open(place / "arrived", os.O_RDWR | os.O_NONBLOCK)
+    running = subprocess.Popen(
+        [STOKER, *run_arguments()], cwd=place, stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        ready, _, _ = select.select([pipe], [], [], SECONDS_MAX)
+        assert ready, "the program was never reached"
+        (run,) = (place / "runs").iterdir()
+        yield run
+        running.send_signal(signal.SIGTERM)
+        running.wait(timeout=SECONDS_MAX)
+    finally:
+        os.close(pipe)
+        if running.poll() is None:
+            running.kill()
+            running.wait()
+    wait_until_quiet(place)
+
+
+def test_a_living_run_is_checked_and_backed_up_and_its_backup_finishes(
+    living: Path, place: Path
+) -> None:
+    owner = owner_pid(living / "ledger")
+    checked = document(stoker(place, "ledger", "check", "--run", living.name, "--json"))
+    assert (checked["rollouts"], checked["artifacts"], checked["problems"]) == (1, 1, [])
+    assert checked["artifact_bytes"] > LARGE
+    wrote = document(stoker(place, "ledger", "backup", "b.tar", "--run", living.name, "--json"))
+    assert (wrote["artifacts"], wrote["lineage"]) == (1, checked["lineage"])
+    again = stoker(place, "ledger", "backup", "b.tar", "--run", living.name)
+    assert (again.code, "exists" in again.err) == (2, True)
+    assert owner_pid(living / "ledger") == owner, "its owner went on all the while"
+    assert [path.name for path in living.glob(".*")] == [], "no copy is left behind"
+
+    made = document(stoker(place, "ledger", "restore", "b.tar", "other/run", "--json"))
+    assert made["copied_from"] == checked["lineage"] != made["lineage"]
+    taken = stoker(place, "ledger", "restore", "b.tar", "other/run")
+    assert (taken.code, "not empty" in taken.err) == (2, True)
+    (place / "go").write_text("")
+    report = document(stoker(place, *run_arguments("--resume", "other/run"), "--json"))
+    assert report["snapshot"]["outcomes"] == {"completed": 1}
+    assert report["snapshot"]["reward_mean"] == LARGE
+    checked = document(stoker(place, "ledger", "check", "--run", "other/run", "--json"))
+    assert (checked["finished"], checked["lineage"], checked["problems"]) == (
+        1,
+        made["lineage"],
+        [],
+    )
+    said = stoker(place, "ledger", "compact", "--run", "other/run")
+    assert (said.code, "before" in said.out) == (0, True)
+
+    [artifact] = (place / "other/run/artifacts").glob("*/*")
+    artifact.write_bytes(b"y" * artifact.stat().st_size)
+    damaged = stoker(place, "ledger", "check", "--run", "other/run")
+    assert damaged.code == 1
+    assert "not match its digest" in damaged.out
+    artifact.unlink()
+    assert stoker(place, "ledger", "check", "--run", "other/run").code == 1
+
+
+def test_what_is_no_backup_is_refused_and_nothing_is_kept(living: Path, place: Path) -> None:
+    assert stoker(place, "ledger", "backup", "b.tar", "--run", living.name).code == 0
+    sound = (place / "b.tar").read_bytes()
+    at = sound.index(b"x" * 1000)
+    cases = {
+        "absent.tar": (None, "there is no backup"),
+        "text.tar": (b"hello", "is no backup"),
+        "cut.tar": (sound[: len(sound) // 2], ""),
+        "turned.tar": (sound[:at] + b"y" + sound[at + 1 :], "damaged"),
+    }
+    for name, (content, said) in cases.items():
+        if content is not None:
+            (place / name).write_bytes(content)
+        answer = stoker(place, "ledger", "restore", name, "made")
+        assert (answer.code, said in answer.err, "nothing was" in answer.err) == (2, True, True)
+        assert len(answer.err.splitlines()) == 1
+        assert not (place / "made").exists()
+    assert not list(place.glob(".made*"))
+
+
+def dead_run(place: Path) -> RunDirectory:
+    """A run whose ledger holds a dead letter that waits and one that was applied."""
+    run = RunDirectory(place / "runs" / RUN)
+    run.create()
+    make(run.ledger)
+    run.write_record(
+        RunRecord(
+            run_id=RunId(RUN), stoker_version="0", created=0.0, program="p.py", program_name="p",
+            program_version="1", program_digest="", model="", model_digest="", tasks_digest="",
+            tasks_count=0, settings={}, settings_digest="",
+        )
+    )  # fmt: skip
+    return run
+
+
+def test_dead_letters_are_listed_shown_requeued_and_dropped(place: Path) -> None:
+    run = dead_run(place)
+    where = ("--run", RUN)
+    listed = document(stoker(place, "ledger", "dead", "list", *where, "--json"))
+    assert {one["action"]["action_id"]: one["state"] for one in listed} == {
+        "act_0007": "completed",
+        "act_0009": "acknowledged",
+    }
+    shown = stoker(place, "ledger", "dead", "show", "act_0007", *where)
+    assert (shown.code, "cause" in shown.out, "waiting: " in shown.out) == (0, True, True)
+    assert stoker(place, "ledger", "dead", "show", "act_0001", *where).code == 1
+
+    with run.owned():
+        lives = stoker(place, "ledger", "dead", "requeue", "act_0007", *where)
+    assert (lives.code, "stop the run" in lives.err) == (2, True)
+    both = ("act_0007", "act_0009", "--reason", "more memory")
+    done = document(stoker(place, "ledger", "dead", "requeue", *both, *where, "--json"), code=1)
+    assert done["done"] == ["act_0007"]
+    assert "never changes" in done["refused"]["act_0009"]
+    dropped = stoker(place, "ledger", "dead", "drop", "act_0009", *where)
+    assert (dropped.code, dropped.out) == (0, "dropped act_0009\n")
+    assert document(stoker(place, "ledger", "dead", "list", *where, "--json")) == []
+    shown = stoker(place, "ledger", "dead", "show", "act_0007", *where)
+    assert "more memory" in shown.out
+    wait_until_quiet(place)
