@@ -150,6 +150,8 @@ class Rig:
         """There while an armed fault point has not been reached."""
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.coordinators = 0
+        self.spawned: list[subprocess.Popen[bytes]] = []
+        """Every coordinator."""
         self.others: list[subprocess.Popen[bytes]] = []
 
     def configure(self, settings: Mapping[str, Any]) -> None:
@@ -174,9 +176,12 @@ class Rig:
         command += ["--tasks", str(self.tasks), "--model", self.model_spec]
         command += ["--config", str(self.settings), "--runs", str(self.folder / "runs"), "--json"]
         run = self.found()
-        if run is not None:
+        if run is not None and "--run-id" not in extra:
             command += ["--resume", run.name]
-        return self._popen([*command, *extra], f"coordinator-{self.coordinators}", fault)
+        self.spawned.append(
+            self._popen([*command, *extra], f"coordinator-{self.coordinators}", fault)
+        )
+        return self.spawned[-1]
 
     def start_worker(self, name: str, fault: str = "") -> subprocess.Popen[bytes]:
         """Start a worker by hand, as ``stoker worker`` does."""
@@ -294,8 +299,8 @@ class Rig:
             return []
         match role:
             case "coordinator":
-                holder = lock_holder(run / "coordinator.lock")
-                return [] if holder is None else [holder]
+                locks = sorted(run.glob("coordinator*.lock"))
+                return [pid for lock in locks if (pid := lock_holder(lock)) is not None]
             case "host":
                 above = parents()
                 coordinators = set(self.pids("coordinator"))
@@ -325,10 +330,10 @@ class Rig:
 
     def close(self) -> None:
         """End everything of this run, in order where it still listens."""
-        if self.coordinator is not None:
-            send(self.coordinator.pid, signal.SIGCONT)
-            self.coordinator.kill()
-            self.coordinator.wait()
+        for coordinator in self.spawned:
+            send(coordinator.pid, signal.SIGCONT)
+            coordinator.kill()
+            coordinator.wait()
         for role in ("worker", "owner"):
             for pid in self.pids(role):
                 send(pid, signal.SIGCONT)

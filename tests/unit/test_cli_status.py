@@ -7,15 +7,11 @@ import msgspec
 import pytest
 
 from stoker.cli.main import main
-from stoker.coordinator.record import RunDirectory, RunRecord
-from stoker.model.ids import RunId
+from stoker.coordinator.partition import Partition
+from stoker.coordinator.record import RunDirectory
+from stoker.coordinator.sharing import Part
+from support.records import RECORD
 from support.snapshots import SNAPSHOT
-
-RECORD = RunRecord(
-    run_id=RunId("run_1"), stoker_version="0", created=0.0, program="/p.py", program_name="p",
-    program_version="1", program_digest="", model="sim:x", model_digest="", tasks_digest="",
-    tasks_count=1, settings={}, settings_digest="",
-)  # fmt: skip
 
 
 @pytest.fixture
@@ -77,3 +73,44 @@ def test_no_such_run_names_the_latest(
     said = capsys.readouterr().err
     assert "no run 'nope'" in said
     assert "run_1" in said
+
+
+def test_a_divided_run_is_told_as_one_and_each_part_that_lacks_a_coordinator_is_named(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"run": {"group_size": 4}}
+    record = msgspec.structs.replace(RECORD, partitions=3, tasks_count=100, settings=settings)
+    run.write_record(record)
+    ages = {0: "finished", 1: "running"}
+    for index, state in ages.items():
+        snapshot = msgspec.structs.replace(SNAPSHOT, state=state, partition=f"{index}/3")
+        Part(run, Partition(index, 3)).status.write_bytes(msgspec.json.encode(snapshot))
+    code, status = told(capsys, run)
+    assert (code, status["coordinator_lives"]) == (0, False)
+    whole = status["snapshot"]
+    assert isinstance(whole, dict)
+    assert (whole["state"], whole["outcomes"]["completed"]) == ("stopped", 2 * 98)
+    assert whole["rollouts_total"] == 400, "of the record: one part has not said a word yet"
+    assert status["partitions"] == [
+        {"partition": "0/3", "process": None, "state": "finished", "age_seconds": ANY_AGE},
+        {"partition": "1/3", "process": None, "state": "running", "age_seconds": ANY_AGE},
+        {"partition": "2/3", "process": None, "state": None, "age_seconds": None},
+    ]
+    with Part(run, Partition(2, 3)).owned():
+        main(["status", str(run.path)])
+        shown = capsys.readouterr().out
+        assert told(capsys, run)[1]["coordinator_lives"] is True
+    assert "run_1 0/3: finished; as of " in shown
+    assert "run_1 1/3: no coordinator lives (it was running, as of " in shown
+    assert "go on with: stoker run … --resume run_1 --partition 1/3" in shown
+    assert f"run_1 2/3: process {os.getpid()} lives; no status has been written" in shown
+
+
+class _AnyAge:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and other >= 0.0
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+ANY_AGE = _AnyAge()

@@ -74,7 +74,7 @@ def test_turns_that_waited_together_are_sent_in_frames_that_fit() -> None:
             return AppendBatchReply(replies=(applied,) * len(batch.appends))
 
     async def scenario() -> None:
-        appender = Appender(cast("Any", Ledger()), RunId("run_1"), Fence(1))
+        appender = Appender(cast("Any", Ledger()), RunId("run_1"), Fence(1), partition="0")
         event = b"x" * (BATCH_BYTES_MAX // 4)
         for number in range(9):
             rollout = RolloutId(f"rol_{number}")
@@ -228,7 +228,7 @@ def test_a_submit_under_a_key_that_is_taken_is_told() -> None:
 
     async def scenario() -> list[tuple[str, str]]:
         told: list[tuple[str, str]] = []
-        appender = Appender(cast("Any", Ledger()), RunId("run_1"), Fence(1))
+        appender = Appender(cast("Any", Ledger()), RunId("run_1"), Fence(1), partition="0")
         appender.refused = lambda rollout, action: told.append((rollout, action))
         submits = tuple(make_action(name) for name in ("taken_not", "taken"))
         await appender.append(

@@ -13,6 +13,7 @@ import typer
 
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
 from stoker.cli.output import answers, counted, remarks, write_json
+from stoker.cli.status import remark_unfinished
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.errors import BadInput
@@ -106,6 +107,7 @@ def export(
     directory = find_run(run, runs)
     kind = format_ or (Format.PARQUET if out.suffix == ".parquet" else Format.JSONL)
     done = asyncio.run(write_rows(directory, out, kind, mixed=mixed))
+    remark_unfinished(directory)
     if as_json:
         write_json(done)
         return

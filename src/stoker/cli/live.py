@@ -139,7 +139,7 @@ def progress_line(snapshot: RunSnapshot) -> str:
     ]
     waiting = f", no worker serves {', '.join(unserved)}" if unserved else ""
     return clean(
-        f"{snapshot.run_id} {snapshot.state} {duration(snapshot.seconds)} · "
+        f"{_name(snapshot)} {snapshot.state} {duration(snapshot.seconds)} · "
         f"{_finished(snapshot)}/{snapshot.rollouts_total} finished{outcomes} · "
         f"{snapshot.rollouts_active} active · lane {percent(lane.active_share)} active, "
         f"{lane.running}/{lane.window} running, {lane.ready} ready · {queued} queued{waiting} · "
@@ -148,10 +148,14 @@ def progress_line(snapshot: RunSnapshot) -> str:
 
 
 def _heading(snapshot: RunSnapshot, width: int) -> Text:
-    left = f"stoker {clean(snapshot.run_id)}"
+    left = f"stoker {clean(_name(snapshot))}"
     right = f"{snapshot.state}  {duration(snapshot.seconds)}"
     gap = " " * max(2, width - len(left) - len(right))
     return Text.assemble((left, "bold"), gap, (right, "bold cyan"), no_wrap=True)
+
+
+def _name(snapshot: RunSnapshot) -> str:
+    return f"{snapshot.run_id} {snapshot.partition or ''}".rstrip()
 
 
 def _line(label: str, content: Text) -> Text:

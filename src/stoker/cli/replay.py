@@ -11,6 +11,7 @@ import typer
 from stoker.broker.base import Ledger
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
 from stoker.cli.output import answers, counted, remarks, write_json
+from stoker.cli.status import remark_unfinished
 from stoker.cli.text import cell, excerpt
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.errors import BadInput, ProgramInvalid, RunChanged
@@ -103,6 +104,8 @@ def replay(
         every_prefix=every_prefix,
     )
     found = asyncio.run(replay_all(directory, asked, _untold if as_json else _show))
+    if not asked.rollouts:
+        remark_unfinished(directory)
     same = sum(one.verdict == "same" for one in found)
     if as_json:
         write_json({"run_id": directory.record.run_id, "program": str(path), "rollouts": found})

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from msgspec import UNSET
 from rich.console import Group, RenderableType
 from rich.text import Text
 
@@ -18,8 +19,13 @@ _SAID_MAX = 400
 def summary(report: "RunReport") -> RenderableType:
     """Return the closing lines of a run."""
     snapshot = report.snapshot
+    run, part, log = snapshot.run_id, "", "coordinator.log"
+    if snapshot.partition is not UNSET:
+        log = f"coordinator-{snapshot.partition.partition('/')[0] or '*'}.log"
+    if snapshot.partition:
+        run, part = f"{run} {snapshot.partition}", f" --partition {snapshot.partition}"
     lines: list[RenderableType] = [
-        Text(f"{snapshot.run_id} {snapshot.state} after {duration(snapshot.seconds)}", "bold"),
+        Text(f"{run} {snapshot.state} after {duration(snapshot.seconds)}", "bold"),
         outcome_line(snapshot),
         lane_line(snapshot.lane),
         Text(
@@ -39,13 +45,12 @@ def summary(report: "RunReport") -> RenderableType:
         if (
             snapshot.faults.keys() - snapshot.first_failures.keys()
         ):  # rollouts went on, or had ended
-            log = f"{snapshot.run_directory}/logs/coordinator.log"
-            first.append(cell(f"  each is told in {log}", "yellow"))
+            first.append(cell(f"  each is told in {snapshot.run_directory}/logs/{log}", "yellow"))
         lines[2:2] = [cell(f"faults met: {faults}", "yellow"), *first]
     if report.resumable:
         lines.append(
             cell(
-                f"work is left; go on with: stoker run … --resume {snapshot.run_directory}",
+                f"work is left; go on with: stoker run … --resume {snapshot.run_directory}{part}",
                 "yellow",
             )
         )

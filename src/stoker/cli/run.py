@@ -7,7 +7,7 @@ leave the run resumable. SIGTERM and a closed terminal stop.
 import asyncio
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -25,6 +25,7 @@ from stoker.errors import ProgramInvalid
 
 if TYPE_CHECKING:
     from stoker.config.tree import Settings
+    from stoker.coordinator.partition import Partition
     from stoker.coordinator.request import Observer, RunReport, RunRequest, StopSignal
 
 EXIT_RESUMABLE = 3
@@ -51,6 +52,21 @@ def run(  # noqa: PLR0917 - typer's options are parameters
             "--resume", metavar="RUN", help="Go on with this run.", autocompletion=complete_run
         ),
     ] = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id",
+            metavar="RUN",
+            help="Begin the run of this id, or go on with it.",
+            autocompletion=complete_run,
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(
+            "--partition", metavar="I/N", help="Only this part of N, from 0; others run theirs."
+        ),
+    ] = None,
     changed: Annotated[
         str,
         typer.Option(
@@ -68,10 +84,15 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     crash loses nothing: the same command with --resume goes on where it stood.
     Ctrl-C drains (nothing new is admitted), a second one stops, a third kills.
 
+    Several coordinators share one run when each is given the same --run-id and
+    its own --partition. The first begins the run, the same command resumes its
+    part; --resume without --partition goes on with all that nobody runs.
+
     Examples:
       stoker run repair.py --tasks tasks.jsonl --model scripted:model.jsonl
       stoker run repair.py:main --tasks tasks.jsonl --model sim:device.toml
       stoker run repair.py --tasks t.jsonl --model sim:gpu.toml --resume run_1a2b
+      stoker run r.py --tasks t.jsonl --model sim:g --run-id s7 --partition 1/4
 
     Exit codes:
       0    every rollout has its outcome, whatever it is
@@ -88,17 +109,28 @@ def run(  # noqa: PLR0917 - typer's options are parameters
 
     arm(process_environment())
     resolved = load_settings(config or [], process_environment(), sets or [])
+    which = Which(resume=resume, run_id=run_id, partition=partition)
     request = make_request(
-        program, tasks, model, resolved.settings, runs=runs, resume=resume, changed=changed
+        program, tasks, model, resolved.settings, runs=runs, which=which, changed=changed
     )
     console = remarks()
     with watching(console) as observer:
-        report = asyncio.run(execute(request, observer, console))
+        report = asyncio.run(
+            execute(request, observer, console, all_parts=bool(resume) and partition is None)
+        )
     if as_json:
         write_json(report)
     else:
         answers().print(summary(report), soft_wrap=True)  # ids and commands stay whole
     return EXIT_RESUMABLE if report.resumable else 0
+
+
+class Which(NamedTuple):
+    """Which run, and which part of it, as typed."""
+
+    resume: str | None = None
+    run_id: str | None = None
+    partition: str | None = None
 
 
 def make_request(
@@ -108,7 +140,7 @@ def make_request(
     settings: "Settings",
     *,
     runs: Path,
-    resume: str | None,
+    which: Which,
     changed: str,
 ) -> "RunRequest":
     """Return what was asked for, checked as far as files go.
@@ -116,6 +148,7 @@ def make_request(
     Raises:
         BadInput: the caller's: something named does not exist or cannot be used.
     """
+    from stoker.coordinator.partition import WHOLE, partition_of
     from stoker.coordinator.record import find_run
     from stoker.coordinator.request import Changed, RunRequest
     from stoker.model.ids import RunId
@@ -123,8 +156,10 @@ def make_request(
     if changed not in set(Changed):
         allowed = ", ".join(Changed)
         raise typer.BadParameter(f"--changed is {changed!r}; allowed: {allowed}")
+    if which.resume is not None and which.run_id is not None:
+        raise typer.BadParameter("--resume and --run-id both name the run; give one of them")
     path, name = program_of(program)
-    directory = find_run(resume, runs).path if resume is not None else None
+    directory = find_run(which.resume, runs).path if which.resume is not None else None
     return RunRequest(
         program=path,
         program_name=name,
@@ -133,6 +168,8 @@ def make_request(
         settings=settings,
         runs_directory=directory.parent if directory is not None else runs,
         resume=RunId(directory.name) if directory is not None else None,
+        run_id=RunId(which.run_id) if which.run_id is not None else None,
+        partition=partition_of(which.partition) if which.partition is not None else WHOLE,
         changed=Changed(changed),
     )
 
@@ -152,9 +189,13 @@ def program_of(text: str) -> tuple[Path, str | None]:
 
 
 async def execute(
-    request: "RunRequest", observer: "Observer | None", console: Console
+    request: "RunRequest", observer: "Observer | None", console: Console, *, all_parts: bool
 ) -> "RunReport":
-    """Execute ``request`` with signals turned into drain and stop."""
+    """Execute ``request`` with signals turned into drain and stop.
+
+    ``all_parts``: of a divided run, every part that nobody executes.
+    """
+    from stoker.coordinator.divided import execute_all
     from stoker.coordinator.execute import execute as coordinate
     from stoker.coordinator.request import StopSignal
 
@@ -168,10 +209,22 @@ async def execute(
         else:
             loop.add_signal_handler(number, stop.stop)
     try:
+        if parts := _parts_left(request) if all_parts else ():
+            return await execute_all(request, parts, observer=observer, stop=stop)
         return await coordinate(request, observer=observer, stop=stop)
     finally:
         for number in taken:
             loop.remove_signal_handler(number)
+
+
+def _parts_left(request: "RunRequest") -> "tuple[Partition, ...]":
+    """Return the parts of the resumed run that nobody executes; nothing where it is not divided."""
+    from stoker.coordinator.divided import resumable
+    from stoker.coordinator.record import find_run
+
+    assert request.resume is not None, "only a run that is there has parts"
+    run = find_run(request.resume, request.runs_directory)
+    return resumable(run) if run.record.partition_count > 1 else ()
 
 
 def interrupted(stop: "StopSignal", console: Console, loop: asyncio.AbstractEventLoop) -> None:

@@ -9,6 +9,7 @@ import typer
 from stoker.broker.base import JournalRequest, RolloutSummary
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
 from stoker.cli.output import answers, counted, duration, table, write_json
+from stoker.cli.status import remark_unfinished
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.errors import ArtifactDamaged, BadInput
@@ -70,6 +71,7 @@ def show(
     directory = find_run(run, runs)
     if rollout is None:
         rows = asyncio.run(list_rollouts(directory))
+        remark_unfinished(directory)
         if as_json:
             write_json({"run_id": directory.record.run_id, "rollouts": rows})
         else:

@@ -5,23 +5,40 @@ from pathlib import Path
 import msgspec
 
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
-from stoker.cli.output import answers, duration, write_json
+from stoker.cli.output import answers, duration, remarks, write_json
 from stoker.cli.text import cell
-from stoker.coordinator.record import RunDirectory, find_run
+from stoker.coordinator.record import RunDirectory, RunRecord, find_run
+from stoker.coordinator.sharing import parts_of
 from stoker.coordinator.view import RunSnapshot
+from stoker.coordinator.whole import merged
 from stoker.errors import RunDirectoryUnusable
 from stoker.seams.clock import SystemClock
 
 
-class Status(msgspec.Struct, frozen=True, kw_only=True):
+class PartitionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """One partition of a divided run."""
+
+    partition: str
+    """``0/2``."""
+    process: int | None
+    """Its living coordinator."""
+    state: str | None
+    """As it was written last; ``None``: it never was."""
+    age_seconds: float | None
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What can be told without asking the coordinator."""
 
     run_id: str
     run_directory: str
     coordinator_lives: bool
+    """Of a divided run: some coordinator."""
     age_seconds: float | None
-    """Since the snapshot was written; ``None`` when there is none yet."""
+    """Since the snapshot was written, of a divided run the oldest; ``None``: there is none yet."""
     snapshot: RunSnapshot | None
+    partitions: tuple[PartitionStatus, ...] = ()
+    """Of a divided run."""
 
 
 def status(
@@ -50,9 +67,8 @@ def status(
     from stoker.cli.live import frame
 
     console = answers()
-    console.print(
-        cell(_standing(found), "bold" if found.coordinator_lives else "yellow"), soft_wrap=True
-    )
+    for line in _standing(found):
+        console.print(cell(line, "bold" if found.coordinator_lives else "yellow"), soft_wrap=True)
     if found.snapshot is not None:
         console.print(frame(found.snapshot, console.width))
 
@@ -63,13 +79,55 @@ def read_status(run: RunDirectory) -> Status:
     Raises:
         RunDirectoryUnusable: the status file holds something else.
     """
-    snapshot, age = _snapshot(run.status)
+    record = run.record
+    parts = parts_of(run)
+    found = [_snapshot(part.status) for part in parts]
+    holders = [part.holder() for part in parts]
+    partitions = tuple(
+        PartitionStatus(
+            partition=str(part.partition),
+            process=int(holder) if holder.isdecimal() else None,
+            state=snapshot.state if snapshot is not None else None,
+            age_seconds=age,
+        )
+        for part, holder, (snapshot, age) in zip(parts, holders, found, strict=True)
+    )
+    written = sorted(((age, one) for one, age in found if one and age is not None), reverse=True)
     return Status(
-        run_id=run.record.run_id,
+        run_id=record.run_id,
         run_directory=str(run.path),
-        coordinator_lives=run.coordinator_lives(),
-        age_seconds=age,
-        snapshot=snapshot,
+        coordinator_lives=any(holders),
+        age_seconds=written[0][0] if written else None,
+        snapshot=_whole(record, [one for _, one in written], lives=any(holders)),
+        partitions=() if len(parts) == 1 else partitions,
+    )
+
+
+def remark_unfinished(run: RunDirectory) -> None:
+    """Say on stderr which parts of a divided run have not finished: whatever is shown lacks some
+    of theirs.
+    """  # noqa: D205 - one thought
+    if run.record.partition_count > 1:
+        found = read_status(run)
+        for one in found.partitions:
+            if one.state != "finished" or one.process is not None:
+                remarks().print(cell(_partition_standing(found.run_id, one), "yellow"))
+
+
+def _whole(record: RunRecord, written: list[RunSnapshot], *, lives: bool) -> RunSnapshot | None:
+    """Return the run's snapshot; ``written`` has those of its partitions, the latest last."""
+    if record.partition_count == 1 or not written:
+        return written[0] if written else None
+    snapshot = merged(written)
+    state = snapshot.state
+    if state != "finished" or len(written) < record.partition_count:
+        state = ("running" if state == "finished" else state) if lives else "stopped"
+    group_size = record.settings.get("run", {}).get("group_size", 1)
+    return msgspec.structs.replace(
+        snapshot,
+        state=state,
+        tasks_total=record.tasks_count,
+        rollouts_total=record.tasks_count * group_size,
     )
 
 
@@ -86,7 +144,13 @@ def _snapshot(path: Path) -> tuple[RunSnapshot | None, float | None]:
     return snapshot, max(0.0, SystemClock().now().wall - written)
 
 
-def _standing(found: Status) -> str:
+def _standing(found: Status) -> list[str]:
+    if found.partitions:
+        return [_partition_standing(found.run_id, one) for one in found.partitions]
+    return [_run_standing(found)]
+
+
+def _run_standing(found: Status) -> str:
     if found.age_seconds is None or found.snapshot is None:
         begun = "its coordinator is starting" if found.coordinator_lives else "it never started"
         return f"{found.run_id}: no status has been written; {begun}"
@@ -98,4 +162,17 @@ def _standing(found: Status) -> str:
     return (
         f"{found.run_id}: no coordinator lives (it was {found.snapshot.state}, {age} ago); "
         f"go on with: stoker run … --resume {found.run_id}"
+    )
+
+
+def _partition_standing(run_id: str, one: PartitionStatus) -> str:
+    age = f"as of {duration(one.age_seconds)} ago" if one.state else "no status has been written"
+    if one.process is not None:
+        return f"{run_id} {one.partition}: process {one.process} lives; {age}"
+    if one.state == "finished":
+        return f"{run_id} {one.partition}: finished; {age}"
+    was = f"it was {one.state}, {age}" if one.state else "it never started"
+    return (
+        f"{run_id} {one.partition}: no coordinator lives ({was}); "
+        f"go on with: stoker run … --resume {run_id} --partition {one.partition}"
     )

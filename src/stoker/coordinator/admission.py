@@ -18,6 +18,7 @@ import math
 import msgspec
 
 from stoker.config.tree import AdmissionSettings
+from stoker.coordinator.partition import WHOLE, Partition
 from stoker.errors import ConfigInvalid
 from stoker.seams.clock import Clock
 
@@ -89,8 +90,12 @@ class _Mark(msgspec.Struct, frozen=True, kw_only=True):
 class Admission:
     """Decides the target; see the module."""
 
-    def __init__(self, settings: AdmissionSettings, clock: Clock) -> None:
+    def __init__(
+        self, settings: AdmissionSettings, clock: Clock, partition: Partition = WHOLE
+    ) -> None:
         self._settings = settings
+        self._partition = partition
+        self._boxes_max = partition.share(settings.boxes_max)
         self._clock = clock
         self._fixed = settings.mode == "fixed"
         start = settings.active_max if self._fixed else settings.active_start
@@ -122,11 +127,10 @@ class Admission:
         """Return why one more rollout that needs ``boxes_needed`` is held, or ``None``."""
         if active >= self._target:
             return f"{active} rollouts are active and the target is {self._target}"
-        boxes_max = self._settings.boxes_max
-        if boxes_reserved + boxes_needed > boxes_max:
+        if boxes_reserved + boxes_needed > self._boxes_max:
             return (
-                f"{boxes_reserved} of {boxes_max} boxes are reserved and it needs {boxes_needed} "
-                "(admission.boxes_max)"
+                f"{boxes_reserved} of {self._boxes_max} boxes are reserved and it needs "
+                f"{boxes_needed} (admission.boxes_max)"
             )
         return None
 
@@ -136,11 +140,13 @@ class Admission:
         Raises:
             ConfigInvalid: it asks for more boxes than all rollouts may have together.
         """
-        if boxes_needed > self._settings.boxes_max:
+        if boxes_needed > self._boxes_max:
+            share = f", of which partition {self._partition} has {self._boxes_max}"
             raise ConfigInvalid(
                 f"a rollout reserves {boxes_needed} boxes (boxes= of the program) and "
-                f"admission.boxes_max is {self._settings.boxes_max}: it could never start. "
-                f"Set admission.boxes_max to {boxes_needed} or more."
+                f"admission.boxes_max is {self._settings.boxes_max}"
+                f"{'' if self._partition.is_whole else share}: it could never start. "
+                f"Set admission.boxes_max to {boxes_needed * self._partition.count} or more."
             )
 
     def _lower(

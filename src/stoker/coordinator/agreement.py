@@ -1,18 +1,23 @@
 """What fixes a run, made of what was given; what differs from its record when given again."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import stoker
-from stoker.coordinator.record import RunRecord, changed_settings
+from stoker.coordinator.record import RunRecord, changed_settings, require_same_tasks
 from stoker.coordinator.request import RunRequest
+from stoker.errors import BadInput, RunChanged
 from stoker.inference.base import Model
 from stoker.model.ids import RunId
 from stoker.model.task import Task
 from stoker.model.value import canonical_digest, content_digest
 from stoker.rollout.messages import Loaded
 
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PLACEMENT = frozenset({"count", "reserve_cores", "reserve_memory", "idle_exit"})
 """Worker settings that say where work runs, not how: they may differ on a resume."""
 
@@ -45,7 +50,42 @@ def record_of(
         tasks_count=len(inputs.tasks),
         settings=tree,
         settings_digest=canonical_digest(_fixed(tree)),
+        partitions=msgspec.UNSET if request.partition.is_whole else request.partition.count,
     )
+
+
+def require_usable(request: RunRequest) -> None:
+    """Check which run is asked for, before anything is looked for.
+
+    Raises:
+        BadInput: its name cannot be a directory's, or a part of a run without a name was asked for.
+    """
+    if request.run_id is not None and not _RUN_ID.fullmatch(request.run_id):
+        raise BadInput(
+            f"{request.run_id!r} cannot be the id of a run; nothing was started; use letters, "
+            "digits, dots, dashes and underscores, a letter or digit first, 64 at most"
+        )
+    if request.run_id is None and request.resume is None and not request.partition.is_whole:
+        raise BadInput(
+            f"partition {request.partition} of which run? Nothing was started; give all its "
+            "coordinators one name with --run-id RUN (RunRequest.run_id)"
+        )
+
+
+def require_same_run(request: RunRequest, record: RunRecord) -> None:
+    """Check what nothing can bridge: the tasks, and into how many parts they are divided.
+
+    Raises:
+        RunChanged: the record says otherwise.
+    """
+    require_same_tasks(request.tasks, record)
+    count = record.partition_count
+    if count != request.partition.count:
+        name = f"one with --partition 0/{count}" if count > 1 else "none"
+        raise RunChanged(
+            f"run {record.run_id} was made with {count} partition{'s' * (count > 1)}, not with "
+            f"{request.partition.count}; nothing was changed; name {name}"
+        )
 
 
 def differences(old: RunRecord, new: RunRecord) -> list[str]:

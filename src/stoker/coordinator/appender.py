@@ -32,9 +32,10 @@ BATCH_BYTES_MAX = 16 * 1024 * 1024
 class Appender:
     """The one writer of a partition's journals."""
 
-    def __init__(self, ledger: Ledger, run_id: RunId, fence: Fence) -> None:
+    def __init__(self, ledger: Ledger, run_id: RunId, fence: Fence, *, partition: str) -> None:
         self._ledger = ledger
         self._run_id = run_id
+        self._partition = partition
         self._fence = fence
         self._queue: list[tuple[Append, asyncio.Future[AppendReply]]] = []
         self._wake = asyncio.Event()
@@ -106,6 +107,7 @@ class Appender:
         reply = await self._ledger.append(
             AppendBatch(
                 run_id=self._run_id,
+                partition=self._partition,
                 fence=self._fence,
                 appends=tuple(append for append, _ in batch),
             )

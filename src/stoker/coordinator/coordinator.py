@@ -90,6 +90,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks = {task.task_id for task in parts.plan.tasks}
         self._known: set[tuple[str, int]] = set()
         self._waiting: Iterator[tuple[Task, int]] = iter(())
         self._next: tuple[Task, int] | None = None
@@ -224,6 +225,7 @@ class Coordinator:
             reply = await self.parts.ledger.events(
                 EventsRequest(
                     run_id=self.parts.plan.run_id,
+                    partition=self.parts.plan.partition.name,
                     fence=self.parts.fence,
                     after=after,
                     wait_seconds=_EVENTS_WAIT_SECONDS,
@@ -242,6 +244,7 @@ class Coordinator:
         await self.parts.ledger.cancel(
             Cancel(
                 run_id=self.parts.plan.run_id,
+                partition=self.parts.plan.partition.name,
                 fence=self.parts.fence,
                 action_ids=action_ids,
                 reason="withdrawn",
@@ -277,28 +280,30 @@ class Coordinator:
             page = await self.parts.ledger.rollouts(
                 RolloutsRequest(run_id=self.parts.plan.run_id, after=after)
             )
-            unfinished += [s.rollout_id for s in page.rollouts if not self._settled_earlier(s)]
+            unfinished += [s.rollout_id for s in page.rollouts if self._is_left(s)]
             if not page.rollouts:
                 break
             after = page.rollouts[-1].rollout_id
         for rollout_id in unfinished:
             await self._revive_one(rollout_id)
 
-    def _settled_earlier(self, summary: RolloutSummary) -> bool:
-        """Count a rollout that has its outcome; ``False`` when it has none."""
+    def _is_left(self, summary: RolloutSummary) -> bool:
+        """Return whether a rollout of this partition has no outcome; count one that has."""
         admitted = decode_event(summary.first)
         assert isinstance(admitted, Admitted), "a journal begins with its admission"
+        if admitted.task.task_id not in self._tasks:
+            return False
         place = (admitted.task.task_id, admitted.index)
         if summary.last is None:
             self._known.add(place)
-            return False
+            return True
         finished = decode_event(summary.last)
         assert isinstance(finished, Finished), "a finished journal ends with its outcome"
         self.flow.finished_seq[summary.rollout_id] = summary.seq
         if finished.outcome.reason != RESTARTED:
             self._known.add(place)
             self.parts.figures.finished(finished.outcome)
-        return True
+        return False
 
     async def _revive_one(self, rollout_id: RolloutId) -> None:
         try:

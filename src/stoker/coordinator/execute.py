@@ -7,7 +7,6 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -21,7 +20,13 @@ from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
 from stoker.coordinator.actions import ActionFactory
 from stoker.coordinator.admission import Admission
-from stoker.coordinator.agreement import Inputs, differences, record_of
+from stoker.coordinator.agreement import (
+    Inputs,
+    differences,
+    record_of,
+    require_same_run,
+    require_usable,
+)
 from stoker.coordinator.appender import Appender
 from stoker.coordinator.checking import Checker
 from stoker.coordinator.coordinator import Coordinator, Parts
@@ -38,16 +43,16 @@ from stoker.coordinator.record import (
     RunDirectory,
     RunRecord,
     find_run,
-    require_same_tasks,
     write_atomically,
 )
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.sampling import AdmissionFeed
+from stoker.coordinator.sharing import Membership, Part
 from stoker.coordinator.snapshots import Snapshots
 from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.workers import LocalWorkers
-from stoker.errors import BadInput, ConfigInvalid, RunChanged, StokerError
+from stoker.errors import BadInput, ConfigInvalid, RunChanged, RunOwned, StokerError
 from stoker.inference.base import Model, Pausing
 from stoker.inference.open import open_model, start_model
 from stoker.journal.artifacts import ArtifactStore
@@ -81,10 +86,12 @@ async def execute(
     stop: StopSignal | None = None,
     model: Model | None = None,
 ) -> RunReport:
-    """Execute or resume a run; return when every rollout has its outcome or ``stop`` says so.
+    """Execute or resume a run, or one partition of it; return when every rollout of it has its
+    outcome or ``stop`` says so.
 
     ``model`` is used in place of the one ``request.model`` names (which then only names it in the
-    record): an engine of this process, as ``inference.callable.CallableModel``. It is closed here.
+    record): an engine of this process, as ``inference.callable.CallableModel``, one for each
+    partition. It is closed here. Several partitions may be executed in one process and loop.
 
     Raises:
         BadInput: program, tasks, model, settings or run directory cannot be used; nothing is left.
@@ -92,7 +99,7 @@ async def execute(
 
     **Cancellation:** as ``stop.stop()``: the run can be resumed.
     **Durability:** every outcome in the report is on disk.
-    """
+    """  # noqa: D205 - one thought
     execution = _Execution(request, observer, stop or StopSignal(), SystemClock(), model)
     return await execution.execute()
 
@@ -112,6 +119,12 @@ class _Execution:
         self._observer = observer
         self._stop = stop
         self._clock = clock
+        self._partition = request.partition
+        self._part: Part
+        self._membership: Membership
+        """Both set once it is known which run this is."""
+        self._made = False
+        """The run's record is ours."""
         self._stack = AsyncExitStack()
         self._metrics = Metrics()
         self._log: Log
@@ -120,22 +133,29 @@ class _Execution:
         """What the model says it cannot give."""
 
     async def execute(self) -> RunReport:
-        resumed = self._request.resume
-        if resumed is not None:
-            run = find_run(resumed, self._request.runs_directory)
-            require_same_tasks(self._request.tasks, run.record)
-            return await self._owned(run, self._read(run.tasks), run.record)
-        inputs = self._read(self._request.tasks)
-        run = RunDirectory(self._request.runs_directory / fresh_id("run_"))
-        run.create()
+        request = self._request
+        require_usable(request)
+        if request.resume is not None:
+            run = find_run(request.resume, request.runs_directory)
+        else:
+            run = RunDirectory(request.runs_directory / (request.run_id or fresh_id("run_")))
+        known = run.record if run.recorded else None
+        if known is not None:
+            require_same_run(request, known)
+        copied = known is not None and run.tasks.is_file()
+        inputs = self._read(run.tasks if copied else request.tasks)
+        if known is None:
+            run.create()
+        self._membership = Membership(run, self._partition)
+        await self._membership.join()
         try:
-            return await self._owned(run, inputs, None)
+            return await self._owned(run, inputs)
         except BadInput:
-            if not run.status.exists():  # nothing was admitted: leave nothing behind
-                shutil.rmtree(run.path, ignore_errors=True)
-                with suppress(OSError):
-                    self._request.runs_directory.rmdir()
+            if (self._made or not run.recorded) and self._membership.leave():
+                _remove_unbegun(run, request.runs_directory)
             raise
+        finally:
+            self._membership.close()
 
     def _read(self, tasks: Path) -> Inputs:
         if not self._request.program.is_file():
@@ -146,47 +166,59 @@ class _Execution:
         )
         return Inputs(found, tasks.read_bytes(), model)
 
-    async def _owned(
-        self, run: RunDirectory, inputs: Inputs, record: RunRecord | None
-    ) -> RunReport:
-        with run.owned():
+    async def _owned(self, run: RunDirectory, inputs: Inputs) -> RunReport:
+        self._part = Part(run, self._partition)
+        with self._part.owned():
             async with self._stack:
                 self._stack.push_async_callback(inputs.model.close)
-                log = open_log(run.logs / "coordinator.log", level=self._settings.observe.log_level)
+                log = open_log(self._part.log, level=self._settings.observe.log_level)
                 self._stack.callback(log.close)
                 self._log = log
                 await start_model(inputs.model, self._stop.wait_stopping())
                 self._notices = inputs.model.info().notices
                 for notice in self._notices:
                     log.event("model_notice", text=notice)
-                return await self._prepared(run, inputs, record)
+                return await self._prepared(run, inputs)
 
-    async def _prepared(
-        self, run: RunDirectory, inputs: Inputs, record: RunRecord | None
-    ) -> RunReport:
-        pool = HostPool(self._spawner(run), self._settings.program.hosts)
+    async def _prepared(self, run: RunDirectory, inputs: Inputs) -> RunReport:
+        pool = HostPool(self._spawn, self._settings.program.hosts)
         self._stack.push_async_callback(pool.close)
         loaded = await pool.start()
-        Admission(self._settings.admission, self._clock).require_fit(loaded.boxes)
-        record = self._settle_record(run, inputs, loaded, record)
-        workers = LocalWorkers(run, self._settings.workers.count, self._clock)
-        self._stack.push_async_callback(workers.stop)
-        keeping = asyncio.create_task(workers.keep())
-        self._stack.push_async_callback(_cancelled, keeping)
-        ledger = await self._ledger(run)
+        self._admission().require_fit(loaded.boxes)
+        async with self._membership.turn():
+            record = self._settle_record(run, inputs, loaded)
         plan = Plan(
             run_id=record.run_id,
-            tasks=inputs.tasks,
+            partition=self._partition,
+            tasks=self._partition.hand(record.run_id, inputs.tasks),
             group_size=self._settings.run.group_size,
             seed=self._settings.run.seed,
             restarts=record.restarts,
             loaded=loaded,
             policy_digests=policy_digests(self._settings),
         )
-        await self._workers_ready(workers, keeping)
+        count, shared = self._settings.workers.count, not self._partition.is_whole
+        workers = LocalWorkers(run, count, self._clock, shared=shared)
+        self._stack.push_async_callback(self._leave, workers)
+        # A partition without tasks needs no worker, and waits for none.
+        keeping = asyncio.create_task(workers.keep() if plan.total else asyncio.sleep(0))
+        self._stack.push_async_callback(_cancelled, keeping)
+        ledger = await self._ledger(run)
+        if plan.total:
+            await self._workers_ready(workers, keeping)
         coordinator = await self._assemble(run, plan, ledger, inputs.model, pool)
         self._stack.push_async_callback(coordinator.close)
         return await self._run(run, coordinator, workers, keeping)
+
+    def _admission(self) -> Admission:
+        return Admission(self._settings.admission, self._clock, self._partition)
+
+    async def _leave(self, workers: LocalWorkers) -> None:
+        """Stop the local workers, or leave them to the run's other coordinators."""
+        if self._membership.leave():
+            await workers.stop()
+        else:
+            workers.hand_over()
 
     # --- parts -------------------------------------------------------------------------------
 
@@ -199,7 +231,7 @@ class _Execution:
             durability=Durability(settings.durability),
             idle_exit_seconds=settings.idle_exit,
         )
-        self._stack.push_async_callback(_end_owner, run.ledger)
+        self._stack.push_async_callback(self._end_owner, run.ledger)
         self._stack.push_async_callback(ledger.close)
         offered = (await ledger.capabilities()).durability
         asked = Durability(settings.durability)
@@ -214,10 +246,13 @@ class _Execution:
         self, run: RunDirectory, plan: Plan, ledger: Ledger, model: Model, pool: HostPool
     ) -> Coordinator:
         settings = self._settings
-        attached = await ledger.attach(Attach(run_id=plan.run_id, incarnation=fresh_id("crd_")))
+        name = plan.partition.name
+        attached = await ledger.attach(
+            Attach(run_id=plan.run_id, partition=name, incarnation=fresh_id("crd_"))
+        )
         reach(ATTACHED)
         artifacts = ArtifactStore(run.artifacts)
-        appender = Appender(ledger, plan.run_id, attached.fence)
+        appender = Appender(ledger, plan.run_id, attached.fence, partition=name)
         self._stack.push_async_callback(appender.close)
         figures = RunFigures(self._metrics)
         flow = Flow(
@@ -238,7 +273,7 @@ class _Execution:
         environment_class = settings.workers.environment_class
         resumer = Resumer(ledger, artifacts, self._clock, environment_class)
         checker = Checker(
-            self._spawner(run),
+            self._spawn,
             resumer,
             plan.run_id,
             settings.program.check_replays,
@@ -251,7 +286,7 @@ class _Execution:
                 fence=attached.fence,
                 appender=appender,
                 lane=lane,
-                admission=Admission(settings.admission, self._clock),
+                admission=self._admission(),
                 resumer=resumer,
                 checker=checker,
                 plan=plan,
@@ -275,45 +310,56 @@ class _Execution:
                 return
             await asyncio.sleep(0.02)
 
-    def _spawner(self, run: RunDirectory) -> Callable[[int], Awaitable[HostLink]]:
-        async def spawn(number: int) -> HostLink:
-            return await HostProcess.start(
-                self._request.program,
-                log=run.logs / f"host-{number}.out",
-                name=self._request.program_name,
-                stuck_seconds=self._settings.program.stuck,
-            )
-
-        return spawn
+    async def _spawn(self, number: int) -> HostLink:
+        return await HostProcess.start(
+            self._request.program,
+            log=self._part.host_log(number),
+            name=self._request.program_name,
+            stuck_seconds=self._settings.program.stuck,
+        )
 
     # --- the record --------------------------------------------------------------------------
 
-    def _settle_record(
-        self, run: RunDirectory, inputs: Inputs, loaded: Loaded, record: RunRecord | None
-    ) -> RunRecord:
-        """Write the record of a new run; hold a resumed one against what is given now."""
+    def _settle_record(self, run: RunDirectory, inputs: Inputs, loaded: Loaded) -> RunRecord:
+        """Write the record of a new run; hold one that is there against what is given now."""
         fresh = record_of(
             RunId(run.path.name), self._request, loaded, inputs, created=self._clock.now().wall
         )
-        if record is None:
-            write_atomically(run.tasks, inputs.tasks_bytes, synced=True)
-        else:
+        if run.recorded:
+            record = run.record
+            require_same_run(self._request, record)
             changes = differences(record, fresh)
-            if changes and self._request.changed is Changed.REFUSE:
-                raise RunChanged(
-                    f"run {record.run_id} was made with another "
-                    + "; another ".join(changes)
-                    + "; nothing was changed; give it what it was made with, or --changed restart "
-                    "to start its unfinished rollouts anew"
-                )
-            restarts = record.restarts + bool(changes)
+            if changes:
+                self._require_changeable(record, changes)
+            elif not self._partition.is_whole:
+                return record  # it is the others' as well, and says the same
             fresh = msgspec.structs.replace(
-                fresh, run_id=record.run_id, created=record.created, restarts=restarts
+                fresh,
+                run_id=record.run_id,
+                created=record.created,
+                restarts=record.restarts + bool(changes),
             )
+        else:
+            self._made = True
+            write_atomically(run.tasks, inputs.tasks_bytes, synced=True)
+        write_atomically(run.settings, self._settings.model_dump_json(indent=1).encode())
         run.write_record(fresh)
-        run.settings.write_bytes(self._settings.model_dump_json(indent=1).encode())
         reach(RECORDED)
         return fresh
+
+    def _require_changeable(self, record: RunRecord, changes: list[str]) -> None:
+        if self._request.changed is Changed.REFUSE:
+            raise RunChanged(
+                f"run {record.run_id} was made with another "
+                + "; another ".join(changes)
+                + "; nothing was changed; give it what it was made with, or --changed restart "
+                "to start its unfinished rollouts anew"
+            )
+        if others := self._membership.others():
+            raise RunOwned(
+                f"run {record.run_id} cannot be restarted with another program, model or limits "
+                f"while partition {' and '.join(others)} lives; nothing was changed; stop it first"
+            )
 
     # --- running -----------------------------------------------------------------------------
 
@@ -326,9 +372,10 @@ class _Execution:
     ) -> RunReport:
         port = self._settings.observe.metrics_port
         if port is not None:
+            port += self._partition.index if port else 0  # each coordinator has its own
             self._stack.callback(start_endpoint(self._metrics, port).close)
         shared = self._settings.sandbox.accept_shared_kernel
-        snapshots = Snapshots(coordinator, run, workers, accept_shared_kernel=shared)
+        snapshots = Snapshots(coordinator, run, self._part, workers, accept_shared_kernel=shared)
         for notice in self._notices:
             snapshots.said(notice)
         keeping.add_done_callback(lambda done: _worker_trouble(coordinator, done))
@@ -344,9 +391,10 @@ class _Execution:
         finally:
             await _cancelled(telling)
             await _cancelled(keeping)
-            await workers.stop()
-            with suppress(StokerError):  # a ledger that broke has nothing newer to say
-                await snapshots.refresh()
+            await self._leave(workers)
+            if self._membership.leave():  # else the last one may be ending the ledger's owner now
+                with suppress(StokerError):  # a ledger that broke has nothing newer to say
+                    await snapshots.refresh()
             snapshot = self._said(snapshots, coordinator)
             snapshots.write(snapshot)
             self._log.event("run_ended", run=run.path.name, left=coordinator.left)
@@ -383,6 +431,10 @@ class _Execution:
             await asyncio.sleep(_OBSERVE_SECONDS)
             exporter.lag(self._clock.monotonic() - due)
 
+    async def _end_owner(self, directory: Path) -> None:
+        if self._membership.leave():
+            await _end_owner_of(directory)
+
     def _said(self, snapshots: Snapshots, coordinator: Coordinator) -> RunSnapshot:
         for line in coordinator.parts.lines:
             self._log.rollout(line)
@@ -406,7 +458,7 @@ async def _cancelled(task: "asyncio.Task[None]") -> None:
     await asyncio.wait({task})
 
 
-async def _end_owner(directory: Path) -> None:
+async def _end_owner_of(directory: Path) -> None:
     """Ask the ledger's owner to close; whoever needs it next starts it again.
 
     Without this it would idle for a while after every run. It is asked, never killed: it closes
@@ -421,3 +473,11 @@ async def _end_owner(directory: Path) -> None:
         if owner_pid(directory) != pid:
             return
         await asyncio.sleep(_OWNER_SECONDS / _OWNER_LOOKS)
+
+
+def _remove_unbegun(run: RunDirectory, runs_directory: Path) -> None:
+    """Leave nothing behind of a run that admitted nothing."""
+    if not any(run.path.glob("status*.json")):
+        shutil.rmtree(run.path, ignore_errors=True)
+        with suppress(OSError):
+            runs_directory.rmdir()

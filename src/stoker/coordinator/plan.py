@@ -1,4 +1,4 @@
-"""Which rollouts a run consists of, and what each one is derived from.
+"""Which rollouts a coordinator sees to, and what each one is derived from.
 
 Order is the order of the task file, groups together. Randomness follows the *epoch*, which depends
 on the run's seed, the task and the place in the group, never on the run's id: two runs of the same
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import msgspec
 
 from stoker.config.tree import Settings
+from stoker.coordinator.partition import WHOLE, Partition
 from stoker.model.events import Admitted
 from stoker.model.ids import RolloutId, RunId, derive_id, group_id
 from stoker.model.task import Task
@@ -17,16 +18,18 @@ from stoker.rollout.messages import Loaded
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All rollouts of a run."""
+    """All rollouts of one partition of a run."""
 
     run_id: RunId
     tasks: tuple[Task, ...]
+    """This partition's."""
     group_size: int
     seed: int
     restarts: int
     loaded: Loaded
     policy_digests: dict[str, str] = {}
     """Worker class → digest of its execution policy."""
+    partition: Partition = WHOLE
 
     @property
     def total(self) -> int:

@@ -2,22 +2,20 @@
 
 One directory holds everything of a run, so that moving or deleting it is all there is to do:
 ``run.json`` (this record), ``tasks.jsonl`` (a copy), ``status.json``, ``ledger/``, ``artifacts/``,
-``workers/``, ``logs/``. ``coordinator.lock`` is held while a coordinator lives.
+``workers/``, ``logs/``. Locks, and what each of several coordinators has, are in ``sharing``.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from stoker.errors import RunChanged, RunDirectoryUnusable, RunNotFound, RunOwned
+from stoker.errors import RunChanged, RunDirectoryUnusable, RunNotFound
 from stoker.model.ids import RunId
 from stoker.model.value import content_digest
 from stoker.seams.disk import make_directories, sync_directory
-from stoker.seams.locks import lock_is_held, take_lock
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,10 +41,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     settings_digest: str
     restarts: int = 0
     """How often unfinished rollouts were started anew (``--changed restart``)."""
+    partitions: int | msgspec.UnsetType = msgspec.UNSET
+    """Into how many parts the run is divided; left out where it is not."""
+
+    @property
+    def partition_count(self) -> int:
+        """Into how many parts the run is divided."""
+        return self.partitions or 1
 
 
 class RunDirectory:
-    """Paths of one run, and the lock its coordinator holds."""
+    """Paths of one run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -58,6 +63,11 @@ class RunDirectory:
         self.settings = self.path / "settings.json"
         self.status = self.path / "status.json"
         self._record = self.path / "run.json"
+
+    @property
+    def recorded(self) -> bool:
+        """Whether a run lies here."""
+        return self._record.is_file()
 
     @property
     def record(self) -> RunRecord:
@@ -94,32 +104,6 @@ class RunDirectory:
         """Write ``run.json``; without it the run could not be found after a power cut."""
         encoded = msgspec.json.format(msgspec.json.encode(record))
         write_atomically(self._record, encoded, synced=True)
-
-    @contextmanager
-    def owned(self) -> Iterator[None]:
-        """Hold the run for this process.
-
-        Raises:
-            RunOwned: another living process holds it.
-        """
-        lock = self.path / "coordinator.lock"
-        descriptor = take_lock(lock)
-        if descriptor is None:
-            holder = lock.read_text(encoding="ascii").strip() or "unknown"
-            raise RunOwned(
-                f"the run in {self.path} is owned by living process {holder}; nothing was "
-                "changed; stop that process first, or watch it with: stoker status"
-            )
-        try:
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def coordinator_lives(self) -> bool:
-        """Whether some process holds the run now."""
-        return lock_is_held(self.path / "coordinator.lock")
 
 
 def write_atomically(path: Path, content: bytes, *, synced: bool = False) -> None:
@@ -169,8 +153,8 @@ def find_run(name: str, runs_directory: Path) -> RunDirectory:
         RunNotFound: neither holds a run.
     """
     for place in (runs_directory / name, Path(name)):
-        if (place / "run.json").is_file():
-            return RunDirectory(place)
+        if (run := RunDirectory(place)).recorded:
+            return run
     records = sorted(runs_directory.glob("*/run.json"), key=lambda p: p.stat().st_mtime)
     known = [record.parent.name for record in reversed(records[-3:])]
     hint = f"; the latest there: {', '.join(known)}" if known else ""

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.config.tree import Settings
+from stoker.coordinator.partition import WHOLE, Partition
 from stoker.coordinator.view import RunSnapshot
 from stoker.model.ids import RunId
 
@@ -37,6 +38,11 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     runs_directory: Path
     """Parent of run directories."""
     resume: RunId | None = None
+    """Go on with this run, which there must be."""
+    run_id: RunId | None = None
+    """Go on with this run, or begin it; ``None``: begin one under a fresh id."""
+    partition: Partition = WHOLE
+    """Which part of the run is executed; others are their own coordinators' (``run_id``)."""
     changed: Changed = Changed.REFUSE
 
 

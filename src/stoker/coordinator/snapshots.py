@@ -9,6 +9,7 @@ from stoker.broker.base import LedgerLimits, RunStats, StatsReply
 from stoker.coordinator.coordinator import Coordinator
 from stoker.coordinator.lane_figures import LaneFigures
 from stoker.coordinator.record import RunDirectory, write_atomically
+from stoker.coordinator.sharing import Part
 from stoker.coordinator.view import CapsView, ClassView, LaneView, RunSnapshot
 from stoker.coordinator.workers import LocalWorkers, WorkerSeen
 from stoker.observe.log import RolloutLine
@@ -23,6 +24,7 @@ class Snapshots:
         self,
         coordinator: Coordinator,
         run: RunDirectory,
+        part: Part,
         workers: LocalWorkers,
         *,
         accept_shared_kernel: bool,
@@ -30,6 +32,7 @@ class Snapshots:
         self._coordinator = coordinator
         self._parts = coordinator.parts
         self._run = run
+        self._part = part
         self._workers = workers
         self._shared = accept_shared_kernel
         self._began = coordinator.parts.clock.monotonic()
@@ -60,6 +63,7 @@ class Snapshots:
         """Return the run, now."""
         figures = self._parts.figures
         seen = self._workers.seen()
+        partition = self._part.partition
         lane = self._parts.lane.figures()
         p50, p99 = figures.latencies.percentile(0.5), figures.latencies.percentile(0.99)
         return RunSnapshot(
@@ -87,11 +91,12 @@ class Snapshots:
             accept_shared_kernel=self._shared,
             caps=self._caps(),
             recent=tuple(self._recent),
+            partition=msgspec.UNSET if partition.is_whole else str(partition),
         )
 
     def write(self, snapshot: RunSnapshot) -> None:
-        """Replace ``status.json``."""
-        write_atomically(self._run.status, msgspec.json.encode(snapshot))
+        """Replace the partition's ``status.json``."""
+        write_atomically(self._part.status, msgspec.json.encode(snapshot))
 
     def _caps(self) -> CapsView | None:
         stats, limits = self._stats, self._limits

@@ -1,7 +1,8 @@
 """What a run looks like from outside, now: one snapshot for the live view, ``status`` and metrics.
 
 A snapshot is plain data, taken from counters the coordinator keeps anyway; taking one costs no
-scan of rollouts. It is also written to ``status.json`` in the run directory once a second.
+scan of rollouts. It is also written to ``status.json`` in the run directory once a second. Of a
+divided run each coordinator takes its own; ``whole`` puts them together.
 """
 
 import msgspec
@@ -100,3 +101,5 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: the ledger has not answered yet."""
     recent: tuple[str, ...] = ()
     """Last few rollout lines, already free of control characters."""
+    partition: str | msgspec.UnsetType = msgspec.UNSET
+    """``1/4``: of that part only; empty: of all parts; left out where a run is not divided."""

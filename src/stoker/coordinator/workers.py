@@ -2,7 +2,8 @@
 
 A worker that serves this run already (after a coordinator died) is left as it is; one that ended is
 started again, later each time it ends early. Why a worker cannot start at all is read from its
-``failed.json`` and ends the run with that reason.
+``failed.json`` and ends the run with that reason. Of several coordinators one is the keeper (a lock
+says which); when it ends or dies another takes over, and takes the workers over.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +22,7 @@ from stoker.coordinator.record import RunDirectory
 from stoker.errors import WorkerLost, from_record
 from stoker.model.faults import FaultRecord
 from stoker.seams.clock import Clock
-from stoker.seams.locks import lock_is_held
+from stoker.seams.locks import lock_is_held, take_lock
 
 _LOOK_SECONDS = 0.25
 _BACKOFF_SECONDS_MAX = 10.0
@@ -60,11 +62,14 @@ class _Worker:
 
 
 class LocalWorkers:
-    """Keeps ``count`` workers serving a run."""
+    """Keeps ``count`` workers serving a run; ``shared``: while nobody else does."""
 
-    def __init__(self, run: RunDirectory, count: int, clock: Clock) -> None:
+    def __init__(self, run: RunDirectory, count: int, clock: Clock, *, shared: bool) -> None:
         self._run = run
         self._clock = clock
+        self._shared = shared
+        self._keeper: int | None = None
+        """Descriptor that holds the keeper's lock."""
         self._workers = [_Worker(f"w{i}", run.workers / f"w{i}") for i in range(count)]
 
     async def keep(self) -> None:
@@ -74,8 +79,9 @@ class LocalWorkers:
             StokerError: a worker says it cannot serve this run on this host.
         """
         while True:
-            for worker in self._workers:
-                self._look(worker)
+            if self._is_keeper():
+                for worker in self._workers:
+                    self._look(worker)
             await asyncio.sleep(_LOOK_SECONDS)
 
     def seen(self) -> tuple[WorkerSeen, ...]:
@@ -106,6 +112,26 @@ class LocalWorkers:
                 _signal(waiting[worker.name], signal.SIGKILL)
             if worker.process is not None:
                 await asyncio.to_thread(worker.process.wait)
+        self._release()
+
+    def hand_over(self) -> None:
+        """Leave the workers to the other coordinators."""
+        for worker in self._workers:
+            if worker.process is not None and worker.process.poll() is None:
+                # They end as children of ours if this process lives that long: somebody must reap.
+                threading.Thread(target=worker.process.wait, daemon=True).start()
+        self._workers.clear()
+        self._release()
+
+    def _is_keeper(self) -> bool:
+        if self._shared and self._workers and self._keeper is None:
+            self._keeper = take_lock(self._run.workers / "keeper.lock")
+        return not self._shared or self._keeper is not None
+
+    def _release(self) -> None:
+        if self._keeper is not None:
+            os.close(self._keeper)
+            self._keeper = None
 
     def _look(self, worker: _Worker) -> None:
         if self._alive(worker):

@@ -13,19 +13,34 @@ _LOCKS = Path("/proc/locks")
 _INODE_FIELD = 5  # proc_locks(5): "1: FLOCK ADVISORY WRITE 123 fe:00:456 0 EOF"
 
 
-def take_lock(path: Path) -> int | None:
+def take_lock(path: Path, *, shared: bool = False) -> int | None:
     """Lock ``path`` and return the descriptor that holds it, or ``None`` when somebody else does.
+
+    ``shared``: together with others who hold it so, and with nobody who holds it alone.
 
     Raises:
         OSError: the file cannot be made.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def make_sole(descriptor: int) -> bool:
+    """Turn a shared lock into an exclusive one; ``False``: others hold it, and we no longer do.
+
+    Of several who try, one succeeds once the others have tried or died (flock(2): the old lock is
+    given up before the new one is asked for).
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def wait_for_lock(path: Path) -> int:

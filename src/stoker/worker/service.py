@@ -185,14 +185,14 @@ class Service:
     async def _until_idle(self, worker: Worker) -> None:
         """End the worker when no coordinator lived and nothing was leased for long enough."""
         limit = self._settings.workers.idle_exit
-        lock = self._home.run_directory / "coordinator.lock"
+        locks = "coordinator*.lock"  # a run may have several coordinators
         seen = self._clock.monotonic()
         while True:
             if self._settings.workers.reserve_cores > 0:
                 self._reserve()
             await asyncio.sleep(min(_LOOK_SECONDS, limit / 4))
             now = self._clock.monotonic()
-            if lock_is_held(lock):
+            if any(lock_is_held(lock) for lock in self._home.run_directory.glob(locks)):
                 seen = now
             alone = now - seen >= limit
             if alone and worker.idle_seconds >= limit:
