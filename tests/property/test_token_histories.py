@@ -29,6 +29,7 @@ from stoker.model.generation import (
     Sampling,
     ToolSpec,
     VersionSpan,
+    unpack_tokens,
 )
 from stoker.model.ids import CallPath, RolloutId
 from support.exports import COMPLETED, FACTS, fetch
@@ -103,9 +104,7 @@ class Turn(NamedTuple):
 
 
 suffixes = st.one_of(
-    st.sampled_from(
-        [(user("go"),), (user("aé"), user("")), (tool("out"), tool("2", "call_1"))]
-    ),
+    st.sampled_from([(user("go"),), (user("aé"), user("")), (tool("out"), tool("2", "call_1"))]),
     st.just((Message(role=Role.SYSTEM, content="Be brief."), user("go"))),
 )
 texts = st.lists(st.sampled_from(TEXTS), max_size=4).map(tuple)
@@ -245,11 +244,15 @@ def test_c4_every_sampled_token_is_in_one_segment_with_its_logprob(
         assert all(row.logprobs[at] == 0 for at in range(len(row.mask)) if not row.mask[at])
     assert sorted(seen, key=lambda one: -one[1]) == done.sampled
     # A segment begins with a new chat, a fork, or a prompt that is not the known ids and more.
+    opening = renderer_of(model, history)._marks.opening  # type: ignore[attr-defined]
     continued: set[CallPath | None] = set()
     begun: list[Beginning] = []
     for _, arguments, asked, generation in done.calls:
         grown = generation.prompt_ids.startswith(asked.prompt_ids)
         assert generation.rerendered == (bool(asked.prompt_ids) and not grown)
+        assert (
+            not opening or tuple(unpack_tokens(generation.prompt_ids)[-len(opening) :]) == opening
+        )
         if arguments.parent is None:
             begun.append(Beginning.NEW)
         elif arguments.parent in continued:

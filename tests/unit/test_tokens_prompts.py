@@ -2,10 +2,12 @@
 
 from array import array
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stoker.inference.tokens.open import open_renderer
+from support.token_templates import QWEN_SPECIALS, qwen
 from support.tokens import CHATML, asked, assistant, model_folder, needs_tokens, tool, user
 
 pytestmark = needs_tokens
@@ -64,6 +66,58 @@ def test_c4_ids_that_tokenise_differently_stay_as_they_were_sampled(tmp_path: Pa
     assert off.ids[: len(known)] != known
     assert off.rerendered
     assert decoded(append, on.ids) == decoded(append, off.ids)
+
+
+@pytest.mark.parametrize(
+    ("sampled", "bridge"),
+    [
+        ("yes<|im_end|>", "\n"),
+        ("yes", "<|im_end|>\n"),
+        ("<think>\nhm", "</think><|im_end|>\n"),  # the package knows what it must close
+        ("<think>\nhm\n</think>\n\nyes<|im_end|>", "\n"),
+    ],
+)
+def test_c4_the_packages_bridge_is_used_where_it_keeps_every_id(
+    sampled: str, bridge: str, tmp_path: Path
+) -> None:
+    renderer: Any = open_renderer(model_folder(tmp_path, qwen(), specials=QWEN_SPECIALS))
+    assert renderer.kind == "qwen3"
+    ids = array("i", encoded(renderer, sampled))
+    known = renderer.prompt(asked([user("a")])).ids + ids
+    said = renderer.read(ids, asked([user("a")])).text
+    history = [user("a"), assistant(said), tool("b"), tool("c", "call_1")]
+    prompt = renderer.prompt(asked(history, known=known, covered=2))
+    assert prompt.ids[: len(known)] == known
+    results = "".join(f"\n<tool_response>\n{one}\n</tool_response>" for one in "bc")
+    more = f"<|im_start|>user{results}<|im_end|>\n<|im_start|>assistant\n"
+    assert decoded(renderer, prompt.ids[len(known) :]) == bridge + more
+
+
+def test_c4_the_packages_bridge_is_not_used_where_it_cuts_ids_off(tmp_path: Path) -> None:
+    """An engine that samples on after a turn's end: the package would drop what came then."""
+    renderer: Any = open_renderer(model_folder(tmp_path, qwen(), specials=QWEN_SPECIALS))
+    ids = array("i", encoded(renderer, "yes<|im_end|>no"))
+    known = renderer.prompt(asked([user("a")])).ids + ids
+    assert renderer.read(ids, asked([user("a")])).text == "yesno"
+    history = [user("a"), assistant("yesno"), tool("b")]
+    prompt = renderer.prompt(asked(history, known=known, covered=2))
+    assert prompt.rerendered
+    assert "yesno<|im_end|>" in decoded(renderer, prompt.ids)
+
+
+def test_c4_an_empty_turn_is_ended_though_its_opening_ends_alike(tmp_path: Path) -> None:
+    """The line feed the prompt ends with opened the turn; it is no part of the turn's end."""
+    template = (
+        "{% for one in messages %}{{ one.role + ':' + one.content + '\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant:<think>\\n' }}{% endif %}"
+    )
+    renderer = open_renderer(model_folder(tmp_path, template))
+    known = renderer.prompt(asked([user("a")])).ids
+    history = [user("a"), assistant(""), user("b")]
+    prompt = renderer.prompt(asked(history, known=known, covered=2))
+    assert (
+        decoded(renderer, prompt.ids) == "user:a\nassistant:<think>\n\nuser:b\nassistant:<think>\n"
+    )
 
 
 def test_known_ids_that_are_the_whole_prompt_are_left_alone(tmp_path: Path) -> None:
