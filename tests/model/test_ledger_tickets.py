@@ -42,6 +42,8 @@ def test_a_poll_for_slots_never_leases_what_goes_by_ticket(engine: str, tmp_path
         poll = LeaseRequest(worker_id=WORKER, slots={"fast": 8, "queued": 8})
         leases = (await h.ledger.lease(poll)).leases
         assert [one.action.action_id for one in leases] == [act(2)]
+        wrong = LeaseRequest(worker_id=WORKER, slots={"fast": 1}, action_ids=(act(1),))
+        assert (await h.ledger.lease(wrong)).leases == (), "not of a class this worker serves"
         [lease] = await by_ticket(h, act(1))
         assert await h.start(lease) == [HoldVerdict.OK]
         assert await h.complete(lease) == [CompleteDisposition.OK]

@@ -115,22 +115,27 @@ class World:
         directory: Path,
         slots: dict[str, int] | None = None,
         backend: MemoryBackend | None = None,
+        ticket_classes: tuple[str, ...] = (),
     ) -> None:
         self.directory = directory
         self.slots = slots or {"fast": 2}
         self.backend = backend or MemoryBackend()
+        self.ticket_classes = ticket_classes
         self.clock = VirtualClock()
         self._after = 0
         self._seqs: dict[RolloutId, int] = {}
         self.events: list[LedgerEvent] = []
 
     async def __aenter__(self) -> Self:
-        self.ledger = Line(LedgerLimits(lease_seconds=LEASE, grace_seconds=LEASE), self.clock)
+        limits = LedgerLimits(
+            lease_seconds=LEASE, grace_seconds=LEASE, ticket_classes=self.ticket_classes
+        )
+        self.ledger = Line(limits, self.clock)
         attached = await self.ledger.attach(Attach(run_id=RUN, incarnation="crd_test"))
         self.fence: Fence = attached.fence
         self.home = WorkerHome(self.directory, "w0")
         self.worker, self.boxes, self.environments = self._worker(self.home)
-        self.task = asyncio.create_task(self.worker.run())
+        self.task = asyncio.create_task(self.worker.run(polling=not self.ticket_classes))
         return self
 
     async def __aexit__(self, *_: object) -> None:

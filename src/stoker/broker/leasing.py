@@ -36,7 +36,8 @@ class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, tag="lease"):
     slots: dict[str, int] = {}
     """Worker class → free slots; empty: only wait for revocations."""
     action_ids: tuple[ActionId, ...] = ()
-    """Tickets: lease exactly these, whatever their class; those it may not have are left out."""
+    """Tickets: lease exactly these, as far as they are queued; with ``slots``, only of its classes.
+    """
     wait_seconds: float = 0.0
 
 

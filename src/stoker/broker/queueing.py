@@ -17,11 +17,12 @@ from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from typing import NamedTuple
 
+from stoker.broker.base import LeaseRequest
 from stoker.broker.books import Books, Line, WorkerRecord
 from stoker.broker.core import leased, unparked
 from stoker.broker.rows import Decision, ParkedOn, Queue, Row
 from stoker.model.action import ActionState
-from stoker.model.ids import ActionId, Fence, RunId
+from stoker.model.ids import Fence, RunId
 from stoker.seams.clock import Instant
 
 UNBOUNDED = 1 << 40
@@ -124,11 +125,14 @@ def hand_out(books: Books, worker: WorkerRecord, slots: dict[str, int], now: Ins
 
 
 def hand_out_tickets(
-    books: Books, worker: WorkerRecord, ids: tuple[ActionId, ...], now: Instant
+    books: Books, worker: WorkerRecord, request: LeaseRequest, now: Instant
 ) -> list[Row]:
     """Lease exactly these actions, as far as they are queued and this worker may run them."""
+    classes = request.slots
     given: list[Row] = []
-    for row in books.rows(ids).values():
+    for row in books.rows(request.action_ids).values():
+        if classes and row.action.worker_class not in classes:
+            continue
         alone = row.suspect
         mine = row.action.holder in (None, worker.enlisted.worker_id)
         if row.state is not ActionState.ACCEPTED or not mine or _results_room(books) <= 0:

@@ -71,7 +71,7 @@ def poll(books: Books, request: LeaseRequest, now: Instant) -> LeaseReply:
     if record.dead:
         return LeaseReply()
     if request.action_ids:
-        rows = hand_out_tickets(books, record, request.action_ids, now)
+        rows = hand_out_tickets(books, record, request, now)
     else:
         rows = hand_out(books, record, request.slots, now)
     revoked = tuple(record.untold)

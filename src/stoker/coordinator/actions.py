@@ -198,8 +198,8 @@ class ActionFactory:
         if settings.by_ticket:
             raise ConfigInvalid(
                 f"the program asks for an environment of class {environment.worker_class!r}, which "
-                "is by_ticket: an environment belongs to one worker, so no other queue can hand its "
-                "actions out; name another class"
+                "is by_ticket: an environment belongs to one worker, so no other queue can hand "
+                "its actions out; name another class"
             )
         request = OpenRequest(
             baseline=Baseline(name=arguments.baseline, environment=baseline.environment),

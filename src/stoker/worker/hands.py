@@ -112,6 +112,18 @@ class Hands:
             self.changed.clear()
             await self.changed.wait()
 
+    async def seen_out(self, action_id: ActionId) -> bool:
+        """Wait for the end of the job; return whether it leaves nothing to be done again.
+
+        **Cancellation:** the job goes on.
+        """
+        jobs = [job for (i, _), job in self._jobs.items() if i == action_id]
+        tasks = [job.task for job in jobs if job.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+        undone = (StopReason.RELEASE, StopReason.FENCED, StopReason.KILLED)
+        return not any(job.stopped in undone for job in jobs)
+
     def _all(self) -> list[Job]:
         return list(self._jobs.values())
 

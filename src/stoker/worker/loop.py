@@ -23,7 +23,7 @@ from stoker.broker.base import (
     Ledger,
 )
 from stoker.errors import LedgerRefused, LedgerUnavailable, StokerError
-from stoker.model.ids import WorkerId
+from stoker.model.ids import ActionId, WorkerId
 from stoker.seams.clock import Clock
 from stoker.seams.entropy import jittered
 from stoker.seams.faultpoints import declare, reach
@@ -77,6 +77,7 @@ class Worker:
         self._fencing = False
         self._draining = asyncio.Event()
         self._killing = asyncio.Event()
+        self._serving = asyncio.Event()
         self._last_lease = clock.monotonic()
         self.state = "starting"
 
@@ -119,18 +120,20 @@ class Worker:
             fenced=meters.fenced,
         )
 
-    async def run(self) -> None:
-        """Serve until told to end.
+    async def run(self, *, polling: bool = True) -> None:
+        """Serve until told to end; without ``polling`` only what is brought by ticket.
 
         **Cancellation:** every box is killed; leases are left to run out.
         """
         await self._enroll()
         loops = [self._beating(), self._watching(), self._revocations(), self._showing()]
-        loops += [self._polling(name) for name in self._meters.classes]
+        if polling:
+            loops += [self._polling(name) for name in self._meters.classes]
         tasks = [asyncio.create_task(self._guarded(loop)) for loop in loops]
         ending = asyncio.create_task(self._ended())
         try:
             self.state = "working"
+            self._serving.set()
             done, _ = await asyncio.wait({ending, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()  # a loop that failed is a bug: say so instead of serving lamely
@@ -212,7 +215,7 @@ class Worker:
             elif not self._boxes.has_room():
                 await asyncio.sleep(_ROOM_SECONDS)
             else:
-                await self._poll({name: meter.free})
+                await self._poll(self._asked({name: meter.free}))
 
     async def _revocations(self) -> None:
         """Keep a poll open that asks for nothing, so that a cancel arrives while slots are full."""
@@ -220,34 +223,67 @@ class Worker:
             if self._fencing:
                 await self._change()
                 continue
-            await self._poll({})
+            await self._poll(self._asked({}))
+
+    async def bring(self, action_id: ActionId) -> bool:
+        """Lease this one action and begin with it, or answer ``False``: it is not to be had.
+
+        **Cancellation:** a lease that was on its way is given back.
+        """
+        await self._serving.wait()
+        while self._fencing:
+            await self._change()
+        if self._draining.is_set() or not self._boxes.has_room():
+            return False
+        classes = dict.fromkeys(self._meters.classes, 1)
+        leased = await self._poll(
+            LeaseRequest(worker_id=self._home.worker_id, slots=classes, action_ids=(action_id,))
+        )
+        return any(one.action.action_id == action_id for one in leased)
+
+    async def seen_out(self, action_id: ActionId) -> bool:
+        """Wait until this worker has nothing more to do with an action it began with.
+
+        Returns whether that was for good: reported, or the ledger gave it up; not when it was
+        given back, or killed with its worker's other work.
+        """
+        return await self._hands.seen_out(action_id)
+
+    async def quiet(self) -> None:
+        """Wait until nothing is in hand."""
+        await self._hands.quiet()
 
     async def _change(self) -> None:
         self._hands.changed.clear()
         await self._hands.changed.wait()
 
-    async def _poll(self, slots: dict[str, int]) -> None:
-        worker_id = self._home.worker_id
+    def _asked(self, slots: dict[str, int]) -> LeaseRequest:
+        worker_id, wait = self._home.worker_id, self._poll_seconds
+        return LeaseRequest(worker_id=worker_id, slots=slots, wait_seconds=wait)
+
+    async def _poll(self, request: LeaseRequest) -> tuple[Lease, ...]:
+        """Ask once and take what comes; return it."""
+        worker_id = request.worker_id
         sent_at = self._clock.monotonic()
-        request = LeaseRequest(worker_id=worker_id, slots=slots, wait_seconds=self._poll_seconds)
         try:
             reply = await self._ledger.lease(request)
         except LedgerRefused as error:
             await self._disowned(worker_id, error)
-            return
+            return ()
         except StokerError as error:
             self._log.warning("poll_failed", error=error.message)
             await asyncio.sleep(jittered(RETRY_SECONDS))
-            return
+            return ()
         if worker_id != self._home.worker_id:
-            return  # leased to an incarnation that is over; its leases ended with it
+            return ()  # leased to an incarnation that is over; its leases ended with it
         self._contact.heard(sent_at)
         self._hands.revoke(reply.revoked)
         if reply.leases:
             reach(LEASED)
             self._take(reply.leases, worker_id)
-        elif self._clock.monotonic() - sent_at < self._poll_seconds / 2 and not reply.revoked:
+        elif self._clock.monotonic() - sent_at < request.wait_seconds / 2 and not reply.revoked:
             await asyncio.sleep(_EMPTY_SECONDS)
+        return reply.leases
 
     @property
     def _poll_seconds(self) -> float:

@@ -21,6 +21,7 @@ from stoker.seams.locks import lock_is_held
 
 from .boxes import Boxes, Chosen
 from .contact import Contact
+from .desk import TicketDesk
 from .environments import Environments
 from .executor import Executor
 from .figures import IsolationFigures, Meters
@@ -42,14 +43,25 @@ SWEPT = declare("worker.swept", "boxes of dead incarnations are gone; nothing is
 class Service:
     """One worker process, from settings to its end."""
 
-    def __init__(self, home: WorkerHome, settings: Settings, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self,
+        home: WorkerHome,
+        settings: Settings,
+        log: FilteringBoundLogger,
+        *,
+        ticket_class: str | None = None,
+    ) -> None:
+        """``ticket_class``: serve only this class, and only what is brought by ticket."""
         self._home = home
+        self._ticket_class = ticket_class
         self._settings = settings
         self._log = log
         self._clock = SystemClock()
         self._tasks: list[asyncio.Task[None]] = []
         self._worker: Worker | None = None
         self._end_asked = 0
+        self.desk: TicketDesk | None = None
+        """Where tickets are brought, of a worker that serves a class by ticket."""
         self._reserve: Callable[[], None] = lambda: None
 
     def end(self, *, at_once: bool = False) -> None:
@@ -90,6 +102,9 @@ class Service:
         ledger = await self._connect()
         stack.push_async_callback(ledger.close)
         self._worker = self._assemble(ledger, boxes, policies, meters)
+        if self._ticket_class is not None:
+            slots = meters.classes[self._ticket_class].slots
+            self.desk = TicketDesk(self._worker, ledger, self._ticket_class, slots)
         if metrics_port is not None:
             metrics = WorkerMetrics(self._worker.figures, metrics_port)
             meters.listeners.append(metrics.observe)
@@ -103,11 +118,12 @@ class Service:
     async def run(self) -> None:
         """Serve until told to end, or until nobody needs us."""
         assert self._worker is not None, "opened first"
-        self._tasks.append(asyncio.create_task(self._until_idle(self._worker)))
+        if self._ticket_class is None:
+            self._tasks.append(asyncio.create_task(self._until_idle(self._worker)))
         if self._end_asked:
             self.end(at_once=self._end_asked > 1)
         try:
-            await self._worker.run()
+            await self._worker.run(polling=self._ticket_class is None)
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -115,7 +131,11 @@ class Service:
 
     async def _classes(self, boxes: Boxes) -> tuple[dict[str, ExecutionPolicy], Meters]:
         every = self._settings.workers.classes
-        settings = {name: one for name, one in every.items() if not one.by_ticket}
+        settings = {
+            name: one
+            for name, one in every.items()
+            if (name == self._ticket_class if self._ticket_class else not one.by_ticket)
+        }
         shared = self._settings.sandbox.accept_shared_kernel
         policies = {name: s.policy(accept_shared_kernel=shared) for name, s in settings.items()}
         meters = Meters(
