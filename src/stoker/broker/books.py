@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeVar
 
 from stoker.broker.base import LedgerEventKind, LedgerLimits
 from stoker.broker.recent import Recent
-from stoker.broker.rows import TERMINAL, Decision, ParkedOn, Queue, Row
+from stoker.broker.rows import LIVE, TERMINAL, Decision, ParkedOn, Queue, Row
 from stoker.broker.store import Enlisted, Entry, Head, Meta, Store, Told
 from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
@@ -24,7 +24,6 @@ from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 COUNTER_BITS = 40
 
 K = TypeVar("K")
-_QUEUED = frozenset({ActionState.ACCEPTED, ActionState.LEASED, ActionState.STARTED})
 
 
 class Line(NamedTuple):
@@ -243,29 +242,34 @@ class Books:
     # --- counters
 
     def _account(self, old: Row | None, new: Row) -> None:
-        state, terminal = new.state, new.terminal
-        if not terminal and (self.next_due is None or new.due_boot < self.next_due):
+        if not new.terminal and (self.next_due is None or new.due_boot < self.next_due):
             self.next_due = new.due_boot
-        if old is not None and (old.state, old.parked_on, old.suspect) == (
-            state,
-            new.parked_on,
-            new.suspect,
-        ):
+        if old is None:
+            self._recount(new, 1)
+        elif old.state in LIVE and new.state in LIVE:  # a start: it stays where it is counted
+            states = self.states[new.action.worker_class]
+            states[old.state] -= 1
+            states[new.state] += 1
+        elif (old.state, old.parked_on, old.suspect) != (new.state, new.parked_on, new.suspect):
+            self._recount(old, -1)
+            self._recount(new, 1)
+            if new.state is ActionState.ACKNOWLEDGED:
+                self.work_seq += 1
+        else:
             return
-        for row, sign in ((old, -1), (new, 1)):
-            if row is None:
-                continue
-            ended = row.state in TERMINAL
-            if not ended and row.parked_on is not ParkedOn.ROLLOUT:
-                rollout_id = row.action.rollout_id
-                if rollout_id in self._recent.outstanding:
-                    self._recent.outstanding[rollout_id] += sign
-            if row.state is ActionState.COMPLETED:
-                self.results += sign
-            elif not ended:
-                self._count(row.queue, row.state, row.parked_on, sign)
-        if state is ActionState.ACCEPTED or state is ActionState.ACKNOWLEDGED:
+        if new.state is ActionState.ACCEPTED:
             self.work_seq += 1
+
+    def _recount(self, row: Row, sign: int) -> None:
+        ended = row.state in TERMINAL
+        if row.state is ActionState.COMPLETED:
+            self.results += sign
+        elif not ended:
+            self._count(row.queue, row.state, row.parked_on, sign)
+        if not ended and row.parked_on is not ParkedOn.ROLLOUT:
+            rollout_id = row.action.rollout_id
+            if rollout_id in self._recent.outstanding:
+                self._recent.outstanding[rollout_id] += sign
 
     def _count(self, queue: Queue, state: ActionState, parked_on: ParkedOn, count: int) -> None:
         cls, run_id, holder, suspect = queue
@@ -294,7 +298,9 @@ class Books:
     def class_queued(self, worker_class: str) -> int:
         """Count queued and leased actions of a class."""
         states = self.states[worker_class]
-        return sum(states[state] for state in _QUEUED)
+        return (
+            states[ActionState.ACCEPTED] + states[ActionState.LEASED] + states[ActionState.STARTED]
+        )
 
     def outstanding(self, rollout: RolloutId) -> int:
         """Count a rollout's unfinished actions, less those parked for its own cap."""
