@@ -107,6 +107,13 @@ def test_an_unknown_model(place: Path, spec: str) -> None:
     assert spec.split(":", maxsplit=1)[0] in refused(place, *run_arguments("--model", spec))
 
 
+def test_an_incomplete_model_folder(place: Path) -> None:
+    (place / "half").mkdir()
+    (place / "half" / "config.json").write_text("{}")
+    said = refused(place, *run_arguments("--model", "torch:half"))
+    assert said.startswith(f"model folder {place / 'half'} is incomplete: it holds no weights")
+
+
 @pytest.mark.parametrize(
     "command",
     [

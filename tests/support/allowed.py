@@ -30,6 +30,8 @@ BOUNDARIES = {
     "broker/owner.py:_serve": "whatever it was, the process ends and the next owner reopens",
     "cli/main.py:main": "the outermost boundary of the command line: a bug is shown whole",
     "coordinator/dispatch.py:Dispatcher._generate": "a backend's bug is one rollout's fault",
+    "inference/in_process/thread.py:EngineThread._step": "ends the calls of the step, not the run",
+    "inference/in_process/thread.py:EngineThread.do.doing": "raised again where it is awaited",
     "inference/tokens/packaged.py:_tried": "per-model code of a package meets arbitrary ids",
     "rollout/guard.py:_abandoned": "whatever cleanup raises must not hit the program",
     "rollout/host.py:main": "the process ends here and says why",
@@ -52,7 +54,6 @@ BOUNDARIES = {
 }
 
 ENTRY_POINTS = {
-    "stoker.inference.in_process.smollm2": "converts a model with -m",
     "stoker.cli.main": "the installed command",
     "stoker.worker.main": "started with -m by coordinator and command line",
 }

@@ -43,6 +43,7 @@ def request(
     stop: tuple[str, ...] = (),
     prompt_ids: bytes = b"",
     seed: int = 1,
+    temperature: float = 1.0,
 ) -> GenerateRequest:
     """Return a request that is complete in every field."""
     return GenerateRequest(
@@ -52,7 +53,7 @@ def request(
         step=step,
         messages=messages,
         tools=tools,
-        sampling=Sampling(tokens_max=tokens_max, stop=stop),
+        sampling=Sampling(temperature=temperature, tokens_max=tokens_max, stop=stop),
         seed=seed,
         prompt_ids=prompt_ids,
     )

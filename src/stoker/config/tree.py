@@ -229,13 +229,24 @@ class LaneSettings(Section):
     """Of one model call."""
 
 
+class TorchSettings(Section):
+    """Models in this process (``--model torch:…``), on the CPU."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Number format of weights and KV cache; ``auto``: the faster one, by timing a step of each."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Cores a step uses; unset: half of them, since boxes and programs need the others."""
+    kv_memory: Size = 2048 * MEBIBYTE
+    """KV cache, shared evenly by ``model.window`` sequences; bounds how long each may get."""
+
+
 class ModelSettings(Section):
-    """Model servers (``--model http://…``); other models have files of their own."""
+    """Model servers (``--model http://…``) and ``torch:``; others have files of their own."""
 
     name: str | None = None
     """Served model name; unset: the one the server serves."""
     window: Annotated[int, Field(ge=1, le=65_536)] = 64
-    """Calls in flight on each replica; the server batches and queues them."""
+    """Calls in flight on each replica, which batches them."""
     flavour: Literal["auto", "vllm", "sglang", "openai"] = "auto"
     """Whose server it is; ``openai`` is any other: chat only."""
     api: Literal["auto", "completions", "chat", "generate"] = "auto"
@@ -261,6 +272,8 @@ class ModelSettings(Section):
     """How long a server may take to answer the first question."""
     scrape: Duration = 2.0
     """Between two looks at a server's metrics, weights and pause."""
+    torch: TorchSettings = TorchSettings()
+    """A model in this process."""
 
 
 class ObserveSettings(Section):

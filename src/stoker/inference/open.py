@@ -3,19 +3,27 @@
 import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from pathlib import Path
 
 from stoker.config.tree import ModelSettings
 from stoker.errors import ConfigInvalid
 from stoker.inference.base import Model, Starting
+from stoker.inference.in_process.folder import check_folder
+from stoker.inference.in_process.smollm2 import check_available
 from stoker.inference.policy import Policy, load_policy
 from stoker.inference.profile import load_profile
 from stoker.inference.scripted import ScriptedModel
 from stoker.inference.sim import SimModel
+from stoker.inference.tokens.open import open_renderer
+
+SMOLLM2 = "smollm2"
+"""The model that comes inside a wheel: ``torch:smollm2``."""
+_TORCH_NEEDS = ("torch", "transformers")
 
 _FORMS = (
-    "there are scripted:FILE (.py, .jsonl, .toml), sim:PROFILE (.toml) and "
-    "http://HOST:PORT[,http://HOST2:PORT]"
+    "there are scripted:FILE (.py, .jsonl, .toml), sim:PROFILE (.toml), torch:FOLDER or "
+    "torch:smollm2, and http://HOST:PORT[,http://HOST2:PORT]"
 )
 
 
@@ -35,6 +43,8 @@ def open_model(spec: str, *, base: Path, settings: ModelSettings | None = None) 
             f"model {spec!r}: a callable model is an object of the process that owns the engine; "
             "hand it over with execute(request, model=CallableModel(…))"
         )
+    if kind == "torch" and rest:
+        return _open_torch(spec, base, settings or ModelSettings())
     opener = _KINDS.get(kind)
     if opener is None or not colon or not rest:
         raise ConfigInvalid(f"model {spec!r}: {_FORMS}")
@@ -72,6 +82,30 @@ def _open_http(spec: str, settings: ModelSettings) -> Model:
     from stoker.inference.http.model import HttpModel, servers  # noqa: PLC0415 - an extra
 
     return HttpModel(servers(spec), settings)
+
+
+def _open_torch(spec: str, base: Path, settings: ModelSettings) -> Model:
+    named = spec.removeprefix("torch:")
+    folder = None if named == SMOLLM2 else base / named
+    if folder is not None:
+        check_folder(folder)
+    missing = [name for name in _TORCH_NEEDS if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigInvalid(
+            f"model {spec!r} needs {', '.join(missing)}, not installed; nothing was started: pip "
+            "install 'stoker[torch,tokens]' (a small CPU build of torch: first pip install torch "
+            "--index-url https://download.pytorch.org/whl/cpu)"
+        )
+    if folder is None:
+        check_available()
+    from stoker.inference.in_process.model import TorchModel  # noqa: PLC0415 - an extra
+
+    return TorchModel(
+        folder,
+        window=settings.window,
+        settings=settings.torch,
+        open_renderer=partial(open_renderer, history=settings.history),
+    )
 
 
 def _open_scripted(path: Path) -> Model:

