@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from stoker.errors import ModelRefused
 from stoker.inference.tokens.base import Reading, Renderer
 from stoker.inference.tokens.open import open_renderer
 from stoker.model.generation import ToolCall
@@ -114,6 +115,30 @@ def test_a_call_that_is_right_is_shown_once_when_rendered_anew(renderer: Any) ->
     history = [user("go"), assistant(said.text, *said.tool_calls), tool("out")]
     anew = renderer._tokenizer.decode(renderer.prompt(asked(history)).ids.tolist())
     assert anew.count('{"code": "1"}') == 1
+
+
+def test_c3_calls_that_the_template_refuses_are_shown_as_text(tmp_path: Path) -> None:
+    """Llama's template raises for two calls at once; what a policy samples must not end there."""
+    renderer = opened("llama-3", tmp_path)
+    said = read(renderer, f"{GOOD}{GOOD}<|eot_id|>")
+    assert len(said.tool_calls) == 2
+    history = [
+        user("go"),
+        assistant(said.text, *said.tool_calls),
+        tool("one"),
+        tool("two", "call_1"),
+    ]
+    anew = renderer._tokenizer.decode(renderer.prompt(asked(history)).ids.tolist())
+    assert anew.count(GOOD) == 2
+    assert "user<|end_header_id|>\n\ntwo<|eot_id|>" in anew
+    with pytest.raises(ModelRefused, match="two users"):
+        opened_strict(tmp_path / "strict").prompt(asked([user("a"), user("b")]))
+
+
+def opened_strict(place: Path) -> Any:
+    """Open a template that takes one message only, and says so."""
+    strict = "{% if messages | length > 1 %}{{ raise_exception('two users') }}{% endif %}a"
+    return open_renderer(model_folder(place, strict))
 
 
 def test_empty_and_cut_and_broken_completions(renderer: Any) -> None:

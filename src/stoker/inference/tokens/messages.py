@@ -1,7 +1,9 @@
 """Messages as chat templates take them: dictionaries whose tool calls have arguments as objects.
 
 What the model wrote wrongly (a call with an ``error``) is shown to it again as the text it was:
-templates print arguments as JSON, and there is none to print.
+templates print arguments as JSON, and there is none to print. ``plain_messages`` shows all calls so
+and results as a user's words, for templates that refuse what a model can sample (two calls at once,
+a result of no call).
 """
 
 from typing import Any
@@ -17,6 +19,17 @@ def template_messages(history: tuple[Message, ...]) -> list[Fields]:
     """Return ``history`` as a template takes it."""
     names = {call.call_id: call.name for message in history for call in message.tool_calls}
     return [_fields(message, names) for message in history]
+
+
+def plain_messages(history: tuple[Message, ...]) -> list[Fields]:
+    """Return ``history`` with tool calls and their results as text."""
+    return [
+        {
+            "role": (Role.USER if message.role is Role.TOOL else message.role).value,
+            "content": _as_text(message),
+        }
+        for message in history
+    ]
 
 
 def _fields(message: Message, names: dict[str, str]) -> Fields:

@@ -18,8 +18,8 @@ import jinja2.parser
 import jinja2.sandbox
 
 from stoker.errors import ConfigInvalid, ModelRefused
-from stoker.inference.tokens.messages import Fields, template_messages
-from stoker.model.generation import Message, ToolSpec
+from stoker.inference.tokens.messages import Fields, plain_messages, template_messages
+from stoker.model.generation import Message, Role, ToolSpec
 
 TODAY = dt.date(2024, 7, 26)
 """The day every template is told it is."""
@@ -63,8 +63,13 @@ class ChatTemplate:
         Raises:
             ModelRefused: the template cannot render these messages.
         """
-        messages = template_messages(history)
-        return self.rendered(messages, template_tools(tools), open_turn=open_turn)
+        offered = template_tools(tools)
+        try:
+            return self.rendered(template_messages(history), offered, open_turn=open_turn)
+        except ModelRefused:
+            if all(message.role is not Role.TOOL and not message.tool_calls for message in history):
+                raise
+        return self.rendered(plain_messages(history), offered, open_turn=open_turn)
 
     def rendered(
         self, messages: list[Fields], tools: list[Fields] | None, *, open_turn: bool
