@@ -61,6 +61,13 @@ def test_shares_make_the_whole(total: int, count: int) -> None:
     assert max(shares) - min(shares) <= 1
 
 
+def test_each_coordinator_of_a_host_has_its_own_metrics_port() -> None:
+    assert [one.port(9000) for one in divided(3)] == [9000, 9001, 9002]
+    assert [one.port(0) for one in divided(3)] == [0, 0, 0], "any free one"
+    with pytest.raises(BadInput, match="metrics port 65536"):
+        Partition(1, 2).port(65_535)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

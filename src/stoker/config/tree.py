@@ -215,7 +215,7 @@ class AdmissionSettings(Section):
     active_start: Annotated[int, Field(ge=1)] = 16
     """Where ``adaptive`` begins."""
     boxes_max: Annotated[int, Field(ge=1)] = 256
-    """Boxes reserved by active rollouts together."""
+    """Boxes reserved by active rollouts together; each partition of a divided run has its share."""
 
 
 class LaneSettings(Section):
@@ -280,7 +280,8 @@ class ObserveSettings(Section):
     """Metrics and logs."""
 
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    """Prometheus port of the coordinator on loopback; 0: any free one; unset: none."""
+    """Prometheus port of the coordinator on loopback; 0: any free one; unset: none. Partition *i* of
+    a divided run takes the port + *i*."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line kept in the run's log."""
 

@@ -372,8 +372,8 @@ class _Execution:
     ) -> RunReport:
         port = self._settings.observe.metrics_port
         if port is not None:
-            port += self._partition.index if port else 0  # each coordinator has its own
-            self._stack.callback(start_endpoint(self._metrics, port).close)
+            endpoint = start_endpoint(self._metrics, self._partition.port(port))
+            self._stack.callback(endpoint.close)
         shared = self._settings.sandbox.accept_shared_kernel
         snapshots = Snapshots(coordinator, run, self._part, workers, accept_shared_kernel=shared)
         for notice in self._notices:

@@ -14,6 +14,7 @@ from stoker.model.ids import RunId, group_id
 from stoker.model.task import Task
 
 PARTITIONS_MAX = 1024
+PORT_MAX = 65_535
 
 
 class Partition(msgspec.Struct, frozen=True):
@@ -60,6 +61,20 @@ class Partition(msgspec.Struct, frozen=True):
         The first partitions get what does not divide.
         """
         return total // self.count + (self.index < total % self.count)
+
+    def port(self, first: int) -> int:
+        """Return where this one's coordinator listens when the first one's is told ``first``.
+
+        Raises:
+            BadInput: there are not so many ports. 0 stays 0: any free one.
+        """
+        port = first + self.index if first else 0
+        if port > PORT_MAX:
+            raise BadInput(
+                f"partition {self} would take the metrics port {port}, past {PORT_MAX}; nothing was "
+                f"changed; set observe.metrics_port to {PORT_MAX - self.count} or less"
+            )
+        return port
 
 
 WHOLE = Partition()

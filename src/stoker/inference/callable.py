@@ -1,7 +1,7 @@
 """``callable:``: the embedding process owns the engine and supplies the call.
 
 This is how a trainer uses Stoker from inside: it hands ``CallableModel(generate, …)`` to
-``coordinator.execute.execute(request, model=…)``, one per coordinator and partition. What the
+``coordinator.execute.execute(request, model=…)``, one for each partition it executes. What the
 function returns is checked where it enters (arrays of equal length, spans without gaps), since a
 trainer would otherwise be fed shifted arrays; what it raises is the model's failure, not the run's.
 """
