@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from stoker.broker.client import owner_pid
+from stoker.coordinator.partition import WHOLE
 from stoker.coordinator.record import RunDirectory, RunRecord
+from stoker.coordinator.sharing import Part
 from stoker.model.ids import RunId
 from support.command import (
     SECONDS_MAX,
@@ -179,7 +181,7 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(place: Path) -> None
     assert (shown.code, "cause" in shown.out, "waiting: " in shown.out) == (0, True, True)
     assert stoker(place, "ledger", "dead", "show", "act_0001", *where).code == 1
 
-    with run.owned():
+    with Part(run, WHOLE).owned():
         lives = stoker(place, "ledger", "dead", "requeue", "act_0007", *where)
     assert (lives.code, "stop the run" in lives.err) == (2, True)
     both = ("act_0007", "act_0009", "--reason", "more memory")

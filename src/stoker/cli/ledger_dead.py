@@ -13,6 +13,7 @@ from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunOption, RunsOption
 from stoker.cli.output import answers, remarks, table, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
+from stoker.coordinator.sharing import is_running
 from stoker.errors import RunOwned
 from stoker.model.action import ActionState
 from stoker.model.ids import ActionId
@@ -154,7 +155,7 @@ def requeue(
       130  interrupted
     """
     found = find_run(run, runs)
-    if found.coordinator_lives():
+    if is_running(found):
         raise RunOwned(
             f"a coordinator of {found.path.name} lives and may be applying these results; nothing "
             "was changed; stop the run, requeue, and resume it"

@@ -280,8 +280,8 @@ class ObserveSettings(Section):
     """Metrics and logs."""
 
     metrics_port: Annotated[int, Field(ge=0, le=65_535)] | None = None
-    """Prometheus port of the coordinator on loopback; 0: any free one; unset: none. Partition *i* of
-    a divided run takes the port + *i*."""
+    """Prometheus port of the coordinator on loopback; 0: any free one; unset: none. Partition *i*
+    of a divided run takes the port + *i*."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least severe line kept in the run's log."""
 

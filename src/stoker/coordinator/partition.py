@@ -71,8 +71,8 @@ class Partition(msgspec.Struct, frozen=True):
         port = first + self.index if first else 0
         if port > PORT_MAX:
             raise BadInput(
-                f"partition {self} would take the metrics port {port}, past {PORT_MAX}; nothing was "
-                f"changed; set observe.metrics_port to {PORT_MAX - self.count} or less"
+                f"partition {self} would take the metrics port {port}, past {PORT_MAX}; nothing "
+                f"was changed; set observe.metrics_port to {PORT_MAX - self.count} or less"
             )
         return port
 

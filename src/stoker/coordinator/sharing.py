@@ -76,6 +76,11 @@ def parts_of(run: RunDirectory) -> tuple[Part, ...]:
     return tuple(Part(run, partition) for partition in divided(run.record.partition_count))
 
 
+def is_running(run: RunDirectory) -> bool:
+    """Return whether a coordinator of a recorded run lives, of whichever partition."""
+    return any(part.holder() for part in parts_of(run))
+
+
 class Membership:
     """One coordinator among those of its run."""
 
