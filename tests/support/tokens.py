@@ -82,6 +82,20 @@ def tokenizer_json(specials: Sequence[str] = SPECIALS, markers: Sequence[str] = 
     return text
 
 
+def letters_json(prepend_scheme: str) -> str:
+    """Return a tokenizer of single letters that marks blanks as SentencePiece does."""
+    import tokenizers  # noqa: PLC0415 - an extra
+    from tokenizers import decoders, models, pre_tokenizers  # noqa: PLC0415 - an extra
+
+    letters = sorted({*"▁\n", *map(chr, range(33, 127))})
+    made = tokenizers.Tokenizer(models.BPE({one: at for at, one in enumerate(letters)}, []))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=prepend_scheme)
+    made.decoder = decoders.Metaspace(prepend_scheme=prepend_scheme)
+    made.add_special_tokens(list(SPECIALS))
+    text: str = made.to_str()
+    return text
+
+
 def model_folder(
     place: Path,
     template: str | None = CHATML,

@@ -1,8 +1,8 @@
 """Opening a model folder: found offline, or refused with the sentence that says what to do."""
 
-import importlib.util
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,9 +108,7 @@ def test_no_folder_and_no_extra_are_refused(
 ) -> None:
     with pytest.raises(ConfigInvalid, match="there is no model folder"):
         open_renderer(tmp_path / "nowhere")
-    found = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "renderers" else found(name)
-    )
-    with pytest.raises(ConfigInvalid, match=r"renderers, not installed.*stoker\[tokens\]"):
+    monkeypatch.delitem(sys.modules, "stoker.inference.tokens.packaged")
+    monkeypatch.setitem(sys.modules, "renderers.base", None)
+    with pytest.raises(ConfigInvalid, match=r"renderers\.base.*stoker\[tokens\]"):
         open_renderer(model_folder(tmp_path, CHATML))

@@ -8,7 +8,16 @@ import pytest
 
 from stoker.inference.tokens.open import open_renderer
 from support.token_templates import QWEN_SPECIALS, qwen
-from support.tokens import CHATML, asked, assistant, model_folder, needs_tokens, tool, user
+from support.tokens import (
+    CHATML,
+    asked,
+    assistant,
+    letters_json,
+    model_folder,
+    needs_tokens,
+    tool,
+    user,
+)
 
 pytestmark = needs_tokens
 
@@ -118,6 +127,21 @@ def test_c4_an_empty_turn_is_ended_though_its_opening_ends_alike(tmp_path: Path)
     assert (
         decoded(renderer, prompt.ids) == "user:a\nassistant:<think>\n\nuser:b\nassistant:<think>\n"
     )
+
+
+@pytest.mark.parametrize("scheme", ["first", "always", "never"])
+def test_a_bridge_is_what_stands_in_a_whole_rendering(scheme: str, tmp_path: Path) -> None:
+    """Tokenizers with a blank for each word put one before a text of its own."""
+    folder = model_folder(tmp_path)
+    (folder / "tokenizer.json").write_text(letters_json(scheme))
+    renderer: Any = open_renderer(folder)
+    first = renderer.prompt(asked([user("a b")])).ids
+    end = renderer._tokenizer.convert_tokens_to_ids("<|im_end|>")
+    history = [user("a b"), assistant("c"), user("d")]
+    whole = renderer.prompt(asked(history))
+    at = whole.ids.tolist().index(end, len(first)) + 1
+    known = whole.ids[:at]
+    assert renderer._bridge(asked(history, covered=2), known) == whole.ids[at:].tolist()
 
 
 def test_known_ids_that_are_the_whole_prompt_are_left_alone(tmp_path: Path) -> None:

@@ -1,33 +1,30 @@
 """From a model folder to its renderer; works offline and asks nobody."""
 
-import importlib.util
 from pathlib import Path
 
 from stoker.errors import ConfigInvalid
 from stoker.inference.tokens.base import History, Renderer
 
-_NEEDED = ("tokenizers", "jinja2", "httpx", "renderers")
-"""``httpx``: the package ``renderers`` imports it without declaring it."""
-
 
 def open_renderer(folder: Path, *, history: History = "append") -> Renderer:
     """Return the renderer of the model in ``folder`` (Hugging Face's layout; weights not needed).
+
+    Takes a second or two, once a process: the package ``renderers`` is slow to import.
 
     Raises:
         ConfigInvalid: the extra ``tokens`` is not installed, or the folder holds no tokenizer or
             chat template that can be used.
     """
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
+    try:
+        from stoker.inference.tokens.folder import load_folder  # noqa: PLC0415 - an extra
+        from stoker.inference.tokens.packaged import fitting  # noqa: PLC0415 - an extra
+        from stoker.inference.tokens.renderer import FolderRenderer  # noqa: PLC0415 - an extra
+        from stoker.inference.tokens.template import ChatTemplate  # noqa: PLC0415 - an extra
+    except ImportError as error:
         raise ConfigInvalid(
-            f"prompts for a model folder are rendered by {', '.join(missing)}, not installed; "
+            f"prompts for a model folder need packages that are not installed ({error}); "
             "nothing was started: pip install 'stoker[tokens]'"
-        )
-    from stoker.inference.tokens.folder import load_folder  # noqa: PLC0415 - an extra
-    from stoker.inference.tokens.packaged import fitting  # noqa: PLC0415 - an extra
-    from stoker.inference.tokens.renderer import FolderRenderer  # noqa: PLC0415 - an extra
-    from stoker.inference.tokens.template import ChatTemplate  # noqa: PLC0415 - an extra
-
+        ) from error
     tokenizer, files = load_folder(folder)
     template = ChatTemplate(files.templates, files.specials)
     return FolderRenderer(

@@ -135,7 +135,7 @@ class FolderRenderer:
             whole = self._template.text(request.messages, request.tools, open_turn=True)
             shown = self._tokenizer.decode(known)
             if whole.startswith(shown):
-                return self._tokenizer.encode(whole[len(shown) :])
+                return self._encoded_after(known[-1], whole[len(shown) :])
             before = self._template.text(request.messages[:covered], request.tools, open_turn=False)
         except ModelRefused:
             return None
@@ -143,7 +143,18 @@ class FolderRenderer:
         if not end or not before.endswith(end) or not whole.startswith(before):
             return None
         rest = self._marks.rests[sampled_of(known[began:], self._marks.end)]
-        return None if rest is None else self._tokenizer.encode(rest + whole[len(before) :])
+        if rest is None:
+            return None
+        return self._encoded_after(known[-1], rest + whole[len(before) :])
+
+    def _encoded_after(self, last: int, text: str) -> list[int]:
+        """Return the ids of ``text`` where it follows ``last``.
+
+        Some tokenizers put a blank before whatever they are given: alone, the text would begin with
+        an id that stands nowhere in a whole rendering.
+        """
+        ids = self._tokenizer.encode(self._tokenizer.decode([last]) + text)
+        return ids[1:] if ids[:1] == [last] else self._tokenizer.encode(text)
 
 
 def _learned(template: ChatTemplate, tokenizer: FolderTokenizer) -> TurnMarks:
