@@ -2,6 +2,10 @@
 
 ``check.py test`` is what must pass (under 15 minutes on 2 cores); ``all`` adds the long floors;
 ``lint`` stops before the tests. Standard library only; run with .venv's Python.
+
+Models in this process need torch, gigabytes where it comes as a CUDA build: their floor has
+an environment of its own (``torch_env.py``) and is run where that is a CPU build, or with
+WITH_TORCH=1; WITH_TORCH=0 leaves it out. Every other floor runs without torch.
 """
 
 import os
@@ -14,6 +18,8 @@ from tempfile import TemporaryDirectory
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = ROOT / ".venv" / "bin"
+Counts = tuple[int, int, dict[str, int]]
+"""Passed, failed, and skipped by reason."""
 
 LINT = [
     ("format", [BIN / "ruff", "format", "--check", "--quiet", "."]),
@@ -32,6 +38,12 @@ FLOORS = [
     ("end to end", ["tests/e2e"], 1),
     ("real vLLM", ["tests/rig"], 1),
 ]
+TORCH_FOLDERS = ["tests/in_process", "tests/unit/test_inference_contract.py"]
+"""Run by ``-k torch``: of the contract that every model keeps, the part of this one."""
+TORCH_SKIPPED = (
+    "models in this process: torch would be no CPU build here, or cannot be fetched; WITH_TORCH=1 "
+    "make test (with TORCH_INDEX=https://download.pytorch.org/whl/cpu for a small one)"
+)
 
 
 def main(mode: str) -> int:
@@ -40,8 +52,8 @@ def main(mode: str) -> int:
     passed = failures = 0
     skips: dict[str, int] = {}
     if mode != "lint":
-        for name, folders, workers in FLOORS:
-            counts = floor(name, folders, workers, slow=mode == "all")
+        floors = [floor(*one, slow=mode == "all") for one in FLOORS]
+        for counts in [*floors, torch_floor(slow=mode == "all")]:
             passed += counts[0]
             failures += counts[1]
             for reason, count in counts[2].items():
@@ -68,23 +80,51 @@ def step(name: str, command: list[str | Path]) -> bool:
     return ok
 
 
-def floor(
-    name: str, folders: list[str], workers: int, *, slow: bool
-) -> tuple[int, int, dict[str, int]]:
+def floor(name: str, folders: list[str], workers: int, *, slow: bool) -> Counts:
     """Run one floor; return passed, failed and skips by reason."""
     present = [folder for folder in folders if any((ROOT / folder).rglob("test_*.py"))]
     if not present:
         print(f"     {name}: no tests yet")
         return 0, 0, {}
+    pytest = [BIN / "python", "-m", "pytest"]
+    if slow and present == ["tests/rig"] and rig_stands():
+        pytest = [BIN / "python", "tools/rig_vllm.py"]  # else they skip, and say what lacks
+    return run_tests(
+        name, [*pytest, *present, *(["-n", str(workers)] if workers > 1 else [])], slow
+    )
+
+
+def torch_floor(*, slow: bool) -> Counts:
+    """Run what needs torch, in its own environment, or count it as skipped."""
+    asked = os.environ.get("WITH_TORCH", "")
+    tool = [BIN / "python", "tools/torch_env.py"]
+    if asked == "0":
+        return 0, 0, {"models in this process: WITH_TORCH=0 leaves them out": torch_tests()}
+    print("\n--- models in this process: their environment", flush=True)
+    if not asked and subprocess.run([*tool, "check"], cwd=ROOT, check=False).returncode != 0:
+        return 0, 0, {TORCH_SKIPPED: torch_tests()}
+    began = time.monotonic()
+    if subprocess.run([*tool, "make"], cwd=ROOT, check=False).returncode != 0:
+        print("FAIL .venv-torch cannot be made")
+        return 0, 1, {}
+    print(f"     environment: {time.monotonic() - began:.0f} s", flush=True)
+    python = ROOT / ".venv-torch" / "bin" / "python"
+    command = [python, "-m", "pytest", *TORCH_FOLDERS, "-k", "torch"]
+    return run_tests("models in this process", command, slow)
+
+
+def torch_tests() -> int:
+    """Count the test functions of the folder that needs torch."""
+    files = (ROOT / TORCH_FOLDERS[0]).glob("test_*.py")
+    return sum(file.read_text(encoding="utf-8").count("\ndef test_") for file in files)
+
+
+def run_tests(name: str, command: list[str | Path], slow: bool) -> Counts:  # noqa: FBT001 - one of two modes
+    """Run pytest by ``command``; return passed, failed and skips by reason."""
     print(f"\n--- {name}", flush=True)
     with TemporaryDirectory(prefix="stoker-check-") as folder:
         report = Path(folder) / "report.xml"
-        pytest = [BIN / "python", "-m", "pytest"]
-        if slow and present == ["tests/rig"] and rig_stands():
-            pytest = [BIN / "python", "tools/rig_vllm.py"]  # else they skip, and say what lacks
-        command = [*pytest, *present, f"--junit-xml={report}", "-rs"]
-        if workers > 1:
-            command += ["-n", str(workers)]
+        command = [*command, f"--junit-xml={report}", "-rs"]
         if not slow:
             command += ["-m", "not slow"]
         began = time.monotonic()
@@ -103,7 +143,7 @@ def rig_stands() -> bool:
     return subprocess.run(asked, cwd=ROOT, check=False).returncode == 0
 
 
-def read_report(report: Path) -> tuple[int, int, dict[str, int]]:
+def read_report(report: Path) -> Counts:
     """Count passed, failed and skipped tests of one JUnit report."""
     passed = failed = 0
     skips: dict[str, int] = {}

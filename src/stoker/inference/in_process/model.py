@@ -187,29 +187,32 @@ class TorchModel:
             self._renderer = self._open_renderer(folder)
         torch.set_num_threads(self._settings.threads or max(1, torch.get_num_threads() // 2))
         try:
-            self._network, times = self._timed(folder)
-            context = self._slot_tokens()
-            self._network.open_slots(self._window, context)
+            network, times = self._timed(folder)
+            network.open_slots(self._window, self._slot_tokens(network))
         except (MemoryError, RuntimeError) as error:
             raise ConfigInvalid(
                 f"model folder {folder} could not be loaded and run ({error}); it may need more "
                 "memory than there is"
             ) from error
-        thread = self._started()
-        thread.engine = Engine(self._network, self._window, thread.ended)
+        self._capacity = times[0].batch / times[0].decode
+        name = "smollm2" if self._folder is None else folder.name
+        self._serve(network, name, (self._notice(network, times),))
+
+    def _serve(self, network: Network, name: str, notices: tuple[str, ...]) -> None:
+        self._network = network
         self._info = ModelInfo(
-            name=f"torch:{'smollm2' if self._folder is None else folder.name}",
+            name=f"torch:{name}",
             replicas=(
                 ReplicaInfo(
-                    replica=0,
-                    window=self._window,
-                    kv_tokens=self._window * self._network.context,
+                    replica=0, window=self._window, kv_tokens=self._window * network.context
                 ),
             ),
             logprob_kind=LogprobKind.SAMPLED,
             simulated=False,
-            notices=(self._notice(times),),
+            notices=notices,
         )
+        thread = self._started()
+        thread.engine = Engine(network, self._window, thread.ended)
 
     def _timed(self, folder: Path) -> tuple[Network, list[Times]]:
         """Return the network in its format, and the times it was chosen by."""
@@ -224,22 +227,21 @@ class TorchModel:
             if network.dtype != times[0].dtype:
                 # Not cast back: weights that were rounded to bf16 are not the folder's any more.
                 network = Network.load(folder, times[0].dtype)
-        self._capacity = times[0].batch / times[0].decode
         return network, times
 
-    def _slot_tokens(self) -> int:
+    def _slot_tokens(self, network: Network) -> int:
         """Return how long a sequence may get; see ``model.torch.kv_memory``."""
-        memory = self._settings.kv_memory // (self._window * self._network.bytes_per_token)
-        return max(1, min(self._network.context, memory))
+        memory = self._settings.kv_memory // (self._window * network.bytes_per_token)
+        return max(1, min(network.context, memory))
 
-    def _notice(self, times: list[Times]) -> str:
+    def _notice(self, network: Network, times: list[Times]) -> str:
         shown = ", ".join(
             f"{one.dtype} {one.prefill * 1e3:.0f} + {one.decode * 1e3:.0f} ms" for one in times
         )
         return (
-            f"{self._network.dtype} on {torch.get_num_threads()} threads (a prompt of 128 tokens + "
+            f"{network.dtype} on {torch.get_num_threads()} threads (a prompt of 128 tokens + "
             f"a step of {times[0].batch}: {shown}); {self._window} sequences of at most "
-            f"{self._network.context:,} tokens (model.window, model.torch.kv_memory)"
+            f"{network.context:,} tokens (model.window, model.torch.kv_memory)"
         )
 
     def _started(self) -> EngineThread:
