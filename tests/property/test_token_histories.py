@@ -184,7 +184,7 @@ class Played(NamedTuple):
     sampled: list[tuple[int, float]]
 
 
-def played(
+async def played(
     model: str | dict[str, str], history: Any, plan: list[Turn], tools: tuple[ToolSpec, ...]
 ) -> Played:
     """Play ``plan`` as the coordinator does, journal it and export it."""
@@ -212,7 +212,7 @@ def played(
             prompt_ids=store.known_ids(path),
             known_messages=store.known_messages(path),
         )
-        generation = asyncio.run(lane.generate(0, asked))
+        generation = await lane.generate(0, asked)
         store.returned(path, generation)
         calls.append((path, arguments, asked, generation))
         events += [
@@ -224,7 +224,7 @@ def played(
     return Played(calls, rows, engine.sampled)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     model=models,
     history=st.sampled_from(["append", "rerender"]),
@@ -234,7 +234,7 @@ def played(
 def test_c4_every_sampled_token_is_in_one_segment_with_its_logprob(
     model: str | dict[str, str], history: str, plan: list[Turn], tools: tuple[ToolSpec, ...]
 ) -> None:
-    done = played(model, history, plan, tools)
+    done = asyncio.run(played(model, history, plan, tools))
     seen: list[tuple[int, float]] = []
     for row in done.rows:
         assert len(row.token_ids) == len(row.mask) == len(row.logprobs)
@@ -264,14 +264,15 @@ def test_c4_every_sampled_token_is_in_one_segment_with_its_logprob(
     assert [row.begins for row in done.rows] == begun
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shape=shapes, plan=turns(texts), tools=st.sampled_from([(), (RUN_PYTHON,)]))
 def test_c4_a_template_that_only_grows_never_begins_a_segment(
     shape: dict[str, str], plan: list[Turn], tools: tuple[ToolSpec, ...]
 ) -> None:
     """However differently the template prints the turn (trimmed, calls spaced its own way)."""
     shape = {**shape, "drops": "never", "always_opens": ""}
-    done = played(shape, "append", [turn._replace(back=0) for turn in plan], tools)
+    plan = [turn._replace(back=0) for turn in plan]
+    done = asyncio.run(played(shape, "append", plan, tools))
     (row,) = done.rows
     assert not any(generation.rerendered for *_, generation in done.calls)
     assert [row.token_ids[place] for place, one in enumerate(row.mask) if one] == [

@@ -56,6 +56,14 @@ def test_ids_that_end_generation_are_read_where_they_are_said(tmp_path: Path) ->
     assert renderer.stop_ids == {7, 8} | ids_of(renderer, "<|im_end|>")
 
 
+def test_the_templates_own_end_of_a_turn_ends_it(tmp_path: Path) -> None:
+    renderer: Any = open_renderer(model_folder(tmp_path / "base", eos="<|endoftext|>"))
+    assert renderer.stop_ids == ids_of(renderer, "<|endoftext|>", "<|im_end|>")
+    lines = CHATML.replace("<|im_end|>", "")  # a turn that ends with a line feed
+    plain: Any = open_renderer(model_folder(tmp_path / "plain", lines, eos="<|endoftext|>"))
+    assert plain.stop_ids == ids_of(plain, "<|endoftext|>")
+
+
 def test_templates_by_name_and_for_tools(tmp_path: Path) -> None:
     named = [
         {"name": "default", "template": "{{ 'plain' }}"},

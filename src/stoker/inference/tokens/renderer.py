@@ -56,7 +56,10 @@ class FolderRenderer:
         self._appends = history == "append"
         self._marks = _learned(template, tokenizer)
         own = packaged.stop_ids if packaged is not None else ()
-        self._stop_ids = frozenset((*stop_ids, *own))
+        # A base model's files name the end of a document; the template says what ends a turn.
+        ends = self._marks.end[:1]
+        marked = ends if not tokenizer.decode(ends, skip_special_tokens=True) else ()
+        self._stop_ids = frozenset((*stop_ids, *own, *marked))
 
     @property
     def stop_ids(self) -> frozenset[int]:
