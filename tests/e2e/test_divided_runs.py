@@ -9,16 +9,20 @@ from typing import Any
 
 import pytest
 
+from stoker.broker.place import owner_pid
 from stoker.cli.main import main
 from stoker.config.load import load_settings
 from stoker.config.tasks import read_tasks
 from stoker.coordinator.execute import execute
 from stoker.coordinator.partition import Partition, divided
+from stoker.coordinator.record import RunDirectory
 from stoker.coordinator.request import RunReport, RunRequest
-from stoker.errors import RunOwned
+from stoker.coordinator.sharing import Membership
+from stoker.errors import RunChanged, RunOwned
 from stoker.inference.callable import CallableModel
 from stoker.model.generation import GenerateRequest, Generation, VersionSpan, pack_tokens
 from stoker.model.ids import RunId
+from stoker.seams.locks import lock_is_held
 from support.command import (
     MODEL,
     PROGRAM,
@@ -236,6 +240,28 @@ def test_parts_without_tasks_finish_at_once(place: Path) -> None:
     assert done.snapshot.outcomes == {"completed": 2}
 
 
+def test_who_is_refused_tidies_up_where_it_is_the_last(place: Path) -> None:
+    """Its presence kept the one before from doing so."""
+    (place / "program.py").write_text(CALLING)
+    (place / "stoker.toml").write_text(TRUSTED)
+    config = (place / "stoker.toml",)
+    run = RunDirectory(place / "runs" / RUN)
+
+    async def scenario() -> None:
+        present = Membership(run, Partition(1, 2))
+        await present.join()
+        await embedded(place, Partition(0, 2), Engine(), config)
+        assert lock_is_held(run.workers / "w0" / "lock"), "left to who is still there"
+        present.close()
+        (place / "program.py").write_text(PROGRAM)
+        with pytest.raises(RunChanged, match="another program"):
+            await embedded(place, Partition(1, 2), Engine(), config)
+
+    asyncio.run(scenario())
+    assert not lock_is_held(run.workers / "w0" / "lock")
+    assert owner_pid(run.ledger) is None
+
+
 def test_a_restart_is_begun_by_one_part_alone(place: Path, typed: Typed) -> None:
     assert part(typed, "0/2", "--set", "run.seed=1").code == 0
     everyone = typed(*run_arguments("--resume", RUN, "--changed", "restart"))
@@ -249,7 +275,8 @@ def test_a_restart_is_begun_by_one_part_alone(place: Path, typed: Typed) -> None
 
 
 def test_a_named_run_that_is_not_divided_looks_as_any_other(place: Path, typed: Typed) -> None:
-    named, other = (typed(*run_arguments(*more)) for more in (["--run-id", RUN], []))
+    whole = run_arguments("--set", "program.check_replays=0")  # which would log, or not, by chance
+    named, other = (typed(*whole, *more) for more in (["--run-id", RUN], []))
     assert named.code == other.code == 0
     assert named.out.startswith(f"{RUN} finished")
     fresh = next(path for path in (place / "runs").iterdir() if path.name != RUN)

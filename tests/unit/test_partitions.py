@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from stoker.config.tree import AdmissionSettings, Settings
 from stoker.coordinator.admission import Admission
 from stoker.coordinator.agreement import require_same_run, require_usable
+from stoker.coordinator.divided import execute_all, resumable
 from stoker.coordinator.partition import Partition, divided, partition_of
 from stoker.coordinator.record import RunDirectory
-from stoker.coordinator.request import RunRequest
-from stoker.coordinator.sharing import Membership, Part
+from stoker.coordinator.request import Observer, RunReport, RunRequest
+from stoker.coordinator.sharing import Membership, Part, is_running
+from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.whole import merged
-from stoker.errors import BadInput, ConfigInvalid, RunChanged, RunOwned
+from stoker.errors import BadInput, ConfigInvalid, LedgerUnavailable, RunChanged, RunOwned
 from stoker.model.ids import RunId
 from stoker.model.task import Task
 from stoker.testing.virtual_clock import VirtualClock
@@ -218,6 +220,43 @@ def test_a_member_names_the_others_that_live(tmp_path: Path) -> None:
         with Part(run, theirs).owned():
             (said,) = Membership(run, mine).others()
             assert said.startswith("1/2 (process ")
+
+
+def test_a_resume_of_all_takes_the_parts_that_nobody_runs(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs" / RUN)
+    run.create()
+    run.write_record(msgspec.structs.replace(RECORD, partitions=2))
+    first, second = divided(2)
+    assert (resumable(run), is_running(run)) == ((first, second), False)
+    with Part(run, first).owned():
+        assert (resumable(run), is_running(run)) == ((second,), True)
+        with (
+            Part(run, second).owned(),
+            pytest.raises(RunOwned, match=r"all .* are owned: 0/2 by process \d+, 1/2 by process"),
+        ):
+            resumable(run)
+
+
+def test_a_part_that_breaks_does_not_end_those_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+
+    async def executed(asked: RunRequest, *, observer: Observer, stop: None) -> RunReport:
+        assert stop is None
+        if asked.partition.index == 0:
+            raise LedgerUnavailable("gone")
+        await asyncio.sleep(0)
+        observer(SNAPSHOT)
+        ended.append(str(asked.partition))
+        return RunReport(snapshot=SNAPSHOT, resumable=False)
+
+    monkeypatch.setattr("stoker.coordinator.divided.execute", executed)
+    seen: list[RunSnapshot] = []
+    with pytest.raises(LedgerUnavailable):
+        asyncio.run(execute_all(request(tmp_path), divided(3), observer=seen.append))
+    assert ended == ["1/3", "2/3"]
+    assert [one.rollouts_total for one in seen] == [164, 328], "of all parts so far"
 
 
 def test_snapshots_of_parts_make_one_of_the_run() -> None:

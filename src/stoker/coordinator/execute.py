@@ -142,8 +142,7 @@ class _Execution:
         known = run.record if run.recorded else None
         if known is not None:
             require_same_run(request, known)
-        copied = known is not None and run.tasks.is_file()
-        inputs = self._read(run.tasks if copied else request.tasks)
+        inputs = self._read(request.tasks if known is None else run.tasks)
         if known is None:
             run.create()
         self._membership = Membership(run, self._partition)
@@ -155,6 +154,10 @@ class _Execution:
                 _remove_unbegun(run, request.runs_directory)
             raise
         finally:
+            if not self._partition.is_whole and self._membership.leave():
+                # Whoever left before us saw us, perhaps only being refused, and ended nothing.
+                await self._workers(run).stop()
+                await _end_owner_of(run.ledger)
             self._membership.close()
 
     def _read(self, tasks: Path) -> Inputs:
@@ -197,8 +200,7 @@ class _Execution:
             loaded=loaded,
             policy_digests=policy_digests(self._settings),
         )
-        count, shared = self._settings.workers.count, not self._partition.is_whole
-        workers = LocalWorkers(run, count, self._clock, shared=shared)
+        workers = self._workers(run)
         self._stack.push_async_callback(self._leave, workers)
         # A partition without tasks needs no worker, and waits for none.
         keeping = asyncio.create_task(workers.keep() if plan.total else asyncio.sleep(0))
@@ -212,6 +214,10 @@ class _Execution:
 
     def _admission(self) -> Admission:
         return Admission(self._settings.admission, self._clock, self._partition)
+
+    def _workers(self, run: RunDirectory) -> LocalWorkers:
+        count, shared = self._settings.workers.count, not self._partition.is_whole
+        return LocalWorkers(run, count, self._clock, shared=shared)
 
     async def _leave(self, workers: LocalWorkers) -> None:
         """Stop the local workers, or leave them to the run's other coordinators."""
