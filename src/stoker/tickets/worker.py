@@ -1,7 +1,8 @@
 """A worker inside somebody else's consumer: boxes, limits and leases of the run, tickets of theirs.
 
 It has the class's slots, sends its own heartbeats and kills its own boxes when it loses the ledger,
-as every worker does; it never polls for work. One living worker has a name; a consumer that comes
+as every worker does; it never polls for work, and it ends when its run has had no coordinator for
+``workers.idle_exit``. One living worker has a name; a consumer that comes
 back under the same name first ends whatever its predecessor left behind.
 """
 
@@ -77,7 +78,7 @@ class TicketWorker:
         Raises:
             LedgerUnavailable: nobody answers; bring it again later.
             ConfigInvalid: the action is of another worker class.
-            WorkerLost: this worker has ended; start another.
+            WorkerLost: this worker has ended, for instance since its run is over; start another.
         **Cancellation:** the ticket is worked off all the same, within its slot and its lease.
         """
         working = asyncio.create_task(self._desk.run(ActionId(action_id)))
@@ -87,8 +88,8 @@ class TicketWorker:
         if not working.done():
             working.cancel()
             raise WorkerLost(
-                f"the worker {self._name} has ended; {action_id} was not finished by it; "
-                f"its log is in {self._run_directory / 'logs'}"
+                f"the worker {self._name} has ended (its run may be over); {action_id} was not "
+                f"finished by it; its log is in {self._run_directory / 'logs'}"
             )
         return working.result()
 

@@ -118,8 +118,7 @@ class Service:
     async def run(self) -> None:
         """Serve until told to end, or until nobody needs us."""
         assert self._worker is not None, "opened first"
-        if self._ticket_class is None:
-            self._tasks.append(asyncio.create_task(self._until_idle(self._worker)))
+        self._tasks.append(asyncio.create_task(self._until_idle(self._worker)))
         if self._end_asked:
             self.end(at_once=self._end_asked > 1)
         try:
