@@ -1,52 +1,40 @@
 """Ledgers for tests: every engine behind one harness, and the few moves that tests make of it."""
 
 import asyncio
-import copy
 import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stoker.broker.base import (
-    Append,
-    AppendBatch,
-    AppendBatchReply,
-    Attach,
-    Cancel,
-    CancelReply,
-    CompleteDisposition,
-    CompleteRequest,
     Durability,
-    Enroll,
-    EventsRequest,
-    HeartbeatRequest,
-    Held,
-    HoldVerdict,
-    Lease,
-    LeaseRequest,
     Ledger,
-    LedgerEvent,
-    LedgerEventKind,
     LedgerLimits,
-    ReleaseRequest,
-    StartRequest,
 )
 from stoker.broker.client import connect, owner_pid
 from stoker.broker.memory import MemoryLedger
 from stoker.broker.store_memory import MemoryStore
 from stoker.broker.store_sqlite import SqliteStore
-from stoker.model.action import Action
-from stoker.model.completion import Completion, CompletionStatus
-from stoker.model.ids import ActionId, CallPath, Fence, RolloutId, RunId, WorkerId
-from stoker.model.value import inline_value
+from stoker.model.ids import Fence, RolloutId
 from stoker.seams.clock import Instant
+from stoker.testing.ledger_moves import ROLLOUT, RUN, WORKER, LedgerMoves, act, action, held
 
-RUN = RunId("run_1")
-ROLLOUT = RolloutId("rol_1")
-WORKER = WorkerId("wrk_1")
+__all__ = [
+    "BOUND_SECONDS",
+    "ENGINES",
+    "ROLLOUT",
+    "RUN",
+    "WORKER",
+    "Harness",
+    "ManualClock",
+    "act",
+    "action",
+    "held",
+    "with_ledger",
+]
+
 ENGINES = ("memory", "sqlite", "owner")
 BOUND_SECONDS = 60.0
 """No test waits longer; how fast it is proves nothing."""
@@ -66,7 +54,7 @@ class ManualClock:
         return Instant(self.boot, self.wall)
 
 
-class Harness:
+class Harness(LedgerMoves):
     """One ledger under test, and its coordinator's fence."""
 
     def __init__(self, engine: str, place: Path, limits: LedgerLimits) -> None:
@@ -118,130 +106,6 @@ class Harness:
         self.clock.boot += seconds
         self.clock.wall += seconds
         self.ledger.tick()
-
-    # --- coordinator's moves
-
-    async def attach(self, incarnation: str = "coordinator-1") -> Fence:
-        request = Attach(run_id=self.run, incarnation=incarnation)
-        self.fence = (await self.ledger.attach(request)).fence
-        return self.fence
-
-    async def beside(self, run: RunId) -> "Harness":
-        """Return the same ledger as the coordinator of another run sees it."""
-        other = copy.copy(self)
-        other.run, other.seqs = run, {}
-        await other.attach(f"coordinator-of-{run}")
-        return other
-
-    async def append(
-        self,
-        *submits: Action,
-        events: tuple[bytes, ...] = (b"event",),
-        acknowledges: tuple[ActionId, ...] = (),
-        rollout: RolloutId = ROLLOUT,
-        finished: bool = False,
-    ) -> AppendBatchReply:
-        seq = self.seqs.get(rollout, 0)
-        one = Append(
-            rollout_id=rollout,
-            expected_seq=seq,
-            events=events,
-            submits=submits,
-            acknowledges=acknowledges,
-            finished=finished,
-        )
-        batch = AppendBatch(run_id=self.run, fence=self.fence, appends=(one,))
-        reply = await self.ledger.append(batch)
-        self.seqs[rollout] = reply.replies[0].seq
-        return reply
-
-    async def submit(self, *actions: Action) -> list[str]:
-        reply = await self.append(*actions)
-        return [str(disposition) for disposition in reply.replies[0].submits]
-
-    async def acknowledge(self, *ids: ActionId) -> None:
-        await self.append(events=(b"applied",), acknowledges=ids)
-
-    async def events(self, after: int = 0, wait: float = 0.0) -> list[LedgerEvent]:
-        request = EventsRequest(run_id=self.run, fence=self.fence, after=after, wait_seconds=wait)
-        return list((await self.ledger.events(request)).events)
-
-    async def completed(self) -> dict[ActionId, Completion]:
-        """Return every result that waits to be acknowledged, each once (I2, I8)."""
-        found: dict[ActionId, Completion] = {}
-        for event in await self.events():
-            if event.kind is LedgerEventKind.COMPLETED:
-                assert event.completion is not None
-                assert event.action_id not in found, f"{event.action_id} completed twice"
-                found[event.action_id] = event.completion
-        return found
-
-    async def cancel(self, *ids: ActionId) -> CancelReply:
-        request = Cancel(run_id=self.run, fence=self.fence, action_ids=ids, reason="test")
-        return await self.ledger.cancel(request)
-
-    # --- worker's moves
-
-    async def enroll(self, worker: WorkerId = WORKER, slots: int = 64, **more: Any) -> None:
-        await self.ledger.enroll(
-            Enroll(worker_id=worker, name=str(worker), slots={"fast": slots}, **more)
-        )
-
-    async def lease(self, worker: WorkerId = WORKER, slots: int = 64) -> list[Lease]:
-        request = LeaseRequest(worker_id=worker, slots={"fast": slots})
-        return list((await self.ledger.lease(request)).leases)
-
-    async def start(self, *leases: Lease, worker: WorkerId = WORKER) -> list[HoldVerdict]:
-        request = StartRequest(worker_id=worker, held=held(*leases))
-        return list((await self.ledger.start(request)).verdicts)
-
-    async def heartbeat(self, *leases: Lease, worker: WorkerId = WORKER) -> list[HoldVerdict]:
-        request = HeartbeatRequest(worker_id=worker, held=held(*leases))
-        return list((await self.ledger.heartbeat(request)).verdicts)
-
-    async def release(self, *leases: Lease, worker: WorkerId = WORKER) -> list[HoldVerdict]:
-        request = ReleaseRequest(worker_id=worker, held=held(*leases))
-        return list((await self.ledger.release(request)).verdicts)
-
-    async def complete(
-        self, *leases: Lease, worker: WorkerId = WORKER, said: bytes = b"done"
-    ) -> list[CompleteDisposition]:
-        results = tuple(
-            Completion(
-                action_id=lease.action.action_id,
-                fence=lease.fence,
-                status=CompletionStatus.OK,
-                worker_id=worker,
-                observation=inline_value(said),
-            )
-            for lease in leases
-        )
-        request = CompleteRequest(worker_id=worker, completions=results)
-        return list((await self.ledger.complete(request)).dispositions)
-
-
-def held(*leases: Lease) -> tuple[Held, ...]:
-    return tuple(Held(lease.action.action_id, lease.fence) for lease in leases)
-
-
-def act(number: int) -> ActionId:
-    return ActionId(f"act_{number:04}")
-
-
-def action(number: int, said: bytes = b"input", **more: Any) -> Action:
-    fields: dict[str, Any] = {
-        "action_id": act(number),
-        "run_id": RUN,
-        "rollout_id": ROLLOUT,
-        "path": CallPath(str(number)),
-        "step": 0,
-        "worker_class": "fast",
-        "tool": "call",
-        "input": inline_value(said),
-        "timeout_seconds": 30.0,
-        "deadline_seconds": 600.0,
-    }
-    return Action(**{**fields, **more})
 
 
 def with_ledger(
