@@ -35,6 +35,7 @@ from stoker.coordinator.request import RunReport, RunRequest
 from stoker.errors import EXIT_BAD_INPUT, BadInput, StokerError
 from stoker.inference.base import Model
 from stoker.inference.open import open_model, start_model
+from stoker.model.events import Verb
 from stoker.model.generation import GenerateRequest, Message, Role, Sampling
 from stoker.model.ids import RolloutId
 from stoker.model.outcome import OutcomeKind
@@ -49,8 +50,8 @@ SECONDS_FOR_SAMPLING = 200.0
 """Of the five minutes; the rest is for loading, boxes and a machine that slows down."""
 TURNS_MAX = 2
 TOKENS_MIN, TOKENS_MAX = 48, 256
-CALIBRATION_TOKENS = 12
-_WORDS = 60
+CALIBRATION_TOKENS = 8
+WHY_CHARACTERS_MAX = 40
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,10 @@ class Budget:
     """How long an answer may be, and why."""
 
     tokens_max: int
+    prompts_seconds: float = 0.0
+    """As measured: the prompts of all problems."""
     tokens_per_second: float | None = None
-    """As measured, all sequences together."""
+    """As measured: all problems sampled together."""
 
 
 def main(arguments: list[str]) -> int:
@@ -126,29 +129,38 @@ async def _run(options: argparse.Namespace) -> int:
 
 
 async def calibrated(model: Model, problems: list[Problem]) -> Budget:
-    """Return a budget after timing a few tokens of all problems at once, as the run will ask."""
+    """Return a budget after timing the prompts of all problems at once, then some steps of theirs.
+
+    The second time their beginnings are in the cache, so that what is timed is sampling alone.
+    """
+    prompts = await _seconds(model, problems, 1)
+    steps = await _seconds(model, problems, CALIBRATION_TOKENS)
+    step = steps / CALIBRATION_TOKENS
+    left = SECONDS_FOR_SAMPLING - TURNS_MAX * prompts
+    fits = int(left / (TURNS_MAX * step))
+    return Budget(max(TOKENS_MIN, min(TOKENS_MAX, fits)), prompts, len(problems) / step)
+
+
+async def _seconds(model: Model, problems: list[Problem], tokens: int) -> float:
     asked = [
         model.generate(
             0,
             GenerateRequest(
-                request_id=f"calibrate-{number}",
+                request_id=f"calibrate-{tokens}-{number}",
                 rollout_id=RolloutId("rol_calibrate"),
                 task_id=one.task_id,
                 step=0,
                 messages=(Message(role=Role.USER, content=ASKED + one.prompt),),
                 tools=(),
-                sampling=Sampling(temperature=0.0, tokens_max=CALIBRATION_TOKENS),
+                sampling=Sampling(temperature=0.0, tokens_max=tokens),
                 seed=0,
             ),
         )
         for number, one in enumerate(problems)
     ]
     began = time.monotonic()
-    said = await asyncio.gather(*asked)
-    seconds = time.monotonic() - began
-    rate = sum(one.token_count for one in said) / seconds
-    fits = int(SECONDS_FOR_SAMPLING * rate / (TURNS_MAX * len(problems)))
-    return Budget(max(TOKENS_MIN, min(TOKENS_MAX, fits)), rate)
+    await asyncio.gather(*asked)
+    return time.monotonic() - began
 
 
 def _task(problem: Problem, tokens_max: int) -> dict[str, object]:
@@ -170,7 +182,8 @@ def say_budget(out: Console, model: Model, budget: Budget, *, started: float) ->
     measured = ""
     if budget.tokens_per_second is not None:
         measured = (
-            f"{budget.tokens_per_second:.0f} tokens a second measured here, prompts included; "
+            f"measured here: prompts {duration(budget.prompts_seconds)}, then "
+            f"{budget.tokens_per_second:.0f} tokens a second; "
         )
     out.print(
         f"  ready after {duration(started)}; {measured}a turn may take {budget.tokens_max} tokens\n"
@@ -205,33 +218,27 @@ def say_results(
 
 def results(recorded: Recorded) -> Table:
     """Return a table: what the model wrote for each problem and what came of it."""
-    made = table("problem", ">turns", ">tokens", "", "the answer begins")
+    made = table("problem", ">turns", ">tokens", "", "why")
     for task, told in recorded.rollouts.items():
+        turns = sum(verb is Verb.GENERATE for _, verb, _ in told.calls)
         passed = told.outcome is not None and told.outcome.reward == 1.0
-        said = _answers(told)
-        first = next((line for line in _code_lines(said[-1])), "") if said else ""
         made.add_row(
             task,
-            str(len(said)),
+            str(turns),
             str(told.tokens),
             Text("passed", "green") if passed else Text("failed", "dim"),
-            shorten(clean(first), _WORDS),
+            shorten(clean(_why(told)), WHY_CHARACTERS_MAX),
         )
     return made
 
 
-def _answers(told: Told) -> list[str]:
-    found = []
+def _why(told: Told) -> str:
+    """Return the last line of what the judge saw."""
     for path, verb, _ in told.calls:
-        result = told.results.get(path)
-        if verb == "generate" and result is not None and result[2] is not None:
-            found.append(str(result[2][-1]))
-    return found
-
-
-def _code_lines(text: str) -> list[str]:
-    lines = [line.strip() for line in text.splitlines()]
-    return [one for one in lines if one and not one.startswith(("```", "#", "from ", "import "))]
+        verdict = told.results.get(path, (None, None, None))[2]
+        if verb is Verb.SCORE and verdict is not None and verdict.detail:
+            return str(verdict.detail.strip().splitlines()[-1])
+    return ""
 
 
 def say_next(out: Console, run: RunDirectory, task: str, *, seconds: float) -> None:

@@ -36,18 +36,21 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure(network: Network, clock: Clock, batch: int) -> Times:
-    """Time ``network`` with slots for ``batch`` sequences; its slots are in use afterwards."""
+    """Time ``network`` with slots for ``batch`` sequences; it has none of use afterwards."""
+    longest = network.context
     network.open_slots(batch, PROMPT_TOKENS + 1)
     vocabulary = int(network.model.config.vocab_size)
     ids = [index * 7 % vocabulary for index in range(PROMPT_TOKENS)]
     prompt = [Stretch(0, 0, ids, last=True)]
     single = [Stretch(slot, PROMPT_TOKENS, ids[:1], last=True) for slot in range(batch)]
-    return Times(
+    times = Times(
         dtype=network.dtype,
         prefill=_least(network, clock, prompt),
         decode=_least(network, clock, single),
         batch=batch,
     )
+    network.context = longest  # what the trial's small slots had room for is no limit of the model
+    return times
 
 
 def _least(network: Network, clock: Clock, stretches: list[Stretch]) -> float:
