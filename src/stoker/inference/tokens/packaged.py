@@ -24,9 +24,9 @@ from renderers.configs import config_from_name
 
 from stoker.errors import ModelRefused
 from stoker.inference.tokens.folder import FolderTokenizer
-from stoker.inference.tokens.messages import Fields, template_messages
+from stoker.inference.tokens.messages import Fields
 from stoker.inference.tokens.template import ChatTemplate, template_tools
-from stoker.model.generation import Message, ToolCall, ToolSpec
+from stoker.model.generation import ToolCall, ToolSpec
 from stoker.model.toolcalls import parse_tool_calls
 
 _FETCHES = {"gpt-oss"}
@@ -88,15 +88,18 @@ class Packaged:
         self,
         prompt: list[int],
         sampled: list[int],
-        more: tuple[Message, ...],
+        more: list[Fields],
         tools: tuple[ToolSpec, ...],
     ) -> list[int] | None:
-        """Return what follows ``prompt`` and ``sampled``; ``None`` where the package has no way."""
+        """Return what follows ``prompt`` and ``sampled`` when ``more`` is said next.
+
+        ``None``: the package has no way to go on.
+        """
         found = _tried(
             self._renderer.bridge_to_next_turn,
             prompt,
             sampled,
-            template_messages(more),
+            more,
             tools=template_tools(tools),
         )
         ids: list[int] = found.token_ids if found is not None else []

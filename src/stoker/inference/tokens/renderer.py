@@ -16,6 +16,7 @@ from stoker.errors import ModelRefused
 from stoker.inference.tokens.base import History, Reading, RenderedPrompt
 from stoker.inference.tokens.bridging import answered_messages, common_tail, sampled_of
 from stoker.inference.tokens.folder import FolderTokenizer
+from stoker.inference.tokens.messages import template_messages
 from stoker.inference.tokens.packaged import Packaged, Parsed
 from stoker.inference.tokens.template import ChatTemplate
 from stoker.model.generation import GenerateRequest, Message, Role
@@ -130,7 +131,7 @@ class FolderRenderer:
         began = _last(known, self._marks.opening)
         if self._packaged is not None and began:
             ids = known.tolist()
-            more = request.messages[covered:]
+            more = template_messages(request.messages)[covered:]
             found = self._packaged.bridged(ids[:began], ids[began:], more, request.tools)
             if found is not None:
                 return found
