@@ -3,9 +3,12 @@
 A failing run prints the steps; ``@reproduce_failure`` or the printed seed repeats it.
 """
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+import pytest
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -38,13 +41,15 @@ from stoker.broker.base import (
     StatsRequest,
 )
 from stoker.broker.service import LedgerService
+from stoker.broker.store_sqlite import SqliteStore
 from stoker.errors import LedgerRefused
 from stoker.model.action import Action, ActionState, Effect, LatePolicy
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import ActionId, Fence, WorkerId
-from support.ledger import ROLLOUT, RUN, ManualClock, act, action, held
+from support.ledger import ROLLOUT, RUN, ManualClock, act, action, gateway_service, held
 from support.ledger_crash import PowerStore
 from support.ledger_model import Model
+from support.postgres import drop_schema, fresh_schema, server
 
 LIMITS = LedgerLimits(
     queued_max=6,
@@ -67,7 +72,6 @@ class LedgerMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = ManualClock()
-        self.store = PowerStore()
         self.model = Model(LIMITS)
         self.leases: list[Lease] = []
         self.submitted = 0
@@ -76,21 +80,34 @@ class LedgerMachine(RuleBasedStateMachine):
         self.fence = Fence(0)
         self.seq = 0
         self.power_lost = False
-        self._open()
+        self.store: Any = None
+        self.service: LedgerService
+        self.open()
 
-    def _open(self) -> None:
+    def open(self) -> None:
+        """Open the ledger, anew after a crash."""
+        self.store = self.store or PowerStore()
         self.service = LedgerService(self.store, LIMITS, Durability.POWER_SAFE)
         self.service.open(self.clock.now(), boot_id="boot", lineage="lin_test")
 
+    def lose_power(self) -> bool:
+        """Crash the machine with the ledger's process; say whether this engine can show that."""
+        self.store.lose_power()
+        return True
+
     def ask(self, request: Any) -> Any:
         now = self.clock.now()
-        self.service.begin()
+        polls = [request] if isinstance(request, LeaseRequest | EventsRequest) else []
+        self.service.begin([request], now)
         try:
-            reply = self.service.handle(request, now)
+            if polls:  # time passes first, as in the exchange
+                self.service.settle(now)
+                self.service.expect(polls)
+            return self.service.handle(request, now)
         finally:
-            self.service.settle(now)
+            if not polls:
+                self.service.settle(now)
             self.service.commit()
-        return reply
 
     def worker(self, name: WorkerId) -> WorkerId:
         return WorkerId(f"{name}.{self.incarnations[name]}")
@@ -276,9 +293,8 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(power=st.booleans())
     def crash(self, power: bool) -> None:  # noqa: FBT001 - hypothesis gives arguments by name
         if power:
-            self.store.lose_power()
-            self.power_lost = True
-        self._open()
+            self.power_lost = self.lose_power()
+        self.open()
         head = self.store.head(RUN, ROLLOUT)
         self.seq = head.seq if head else 0
         for name in WORKERS:
@@ -315,14 +331,99 @@ class LedgerMachine(RuleBasedStateMachine):
         self.promises_are_kept()
 
 
-LedgerMachine.TestCase.settings = settings(
-    max_examples=150,
-    stateful_step_count=40,
-    deadline=None,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
+class SqliteMachine(LedgerMachine):
+    """One file; a power cut there is the crash floor's (here it ends the process only)."""
+
+    def open(self) -> None:
+        if self.store is None:
+            self.place = TemporaryDirectory(prefix="stoker-machine-")
+        else:
+            self.store.close()
+        self.store = SqliteStore(Path(self.place.name) / "ledger.db")
+        super().open()
+
+    def lose_power(self) -> bool:
+        return False
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.store.close()
+            self.place.cleanup()
+
+
+class PostgresMachine(LedgerMachine):
+    """Two gateways that take turns, so that nothing may be left in either's memory."""
+
+    power_cuts = False
+
+    def open(self) -> None:
+        if self.store is None:
+            self.schema = fresh_schema()
+        else:
+            self.end_gateways()
+        self.gateways = [gateway_service(self.schema, LIMITS) for _ in range(2)]
+        for gateway in self.gateways:
+            gateway.open(self.clock.now(), boot_id="boot", lineage="lin_test")
+        self.service = self.gateways[0]
+        self.store = self.gateways[0].store
+
+    def end_gateways(self) -> None:
+        for gateway in self.gateways:
+            gateway.close()
+
+    def lose_power(self) -> bool:
+        if self.power_cuts:
+            self.end_gateways()
+            server().stop("immediate")
+            server().start()
+        return self.power_cuts
+
+    def ask(self, request: Any) -> Any:
+        self.gateways.reverse()
+        self.service = self.gateways[0]
+        return super().ask(request)
+
+    def teardown(self) -> None:
+        try:
+            super().teardown()
+        finally:
+            self.end_gateways()
+            drop_schema(server(), self.schema)
+
+
+class PowerlessMachine(PostgresMachine):
+    """The same, with real crashes of the database server."""
+
+    power_cuts = True
+
+
+def run(machine: type[LedgerMachine], examples: int, steps: int = 40) -> None:
+    shrinks = not issubclass(machine, PostgresMachine)  # a server's answers take too long for it
+    machine.TestCase.settings = settings(
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        print_blob=True,
+        phases=[phase for phase in Phase if shrinks or phase is not Phase.shrink],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    machine.TestCase("runTest").debug()
 
 
 def test_promises_hold_under_any_order_of_requests_crashes_and_power_cuts() -> None:
-    LedgerMachine.TestCase("runTest").debug()
+    run(LedgerMachine, 150)
+
+
+def test_promises_hold_on_sqlite_under_any_order_of_requests_and_crashes() -> None:
+    run(SqliteMachine, 20)
+
+
+def test_promises_hold_on_two_postgres_gateways_that_take_turns() -> None:
+    run(PostgresMachine, 8, 25)
+
+
+@pytest.mark.slow
+def test_promises_hold_on_postgres_under_crashes_of_the_server() -> None:
+    run(PowerlessMachine, 40)

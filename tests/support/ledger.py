@@ -15,11 +15,16 @@ from stoker.broker.base import (
 )
 from stoker.broker.client import connect, owner_pid
 from stoker.broker.memory import MemoryLedger
+from stoker.broker.postgres.connection import connect as connect_server
+from stoker.broker.postgres.connection import migrate
+from stoker.broker.postgres.service import GatewayService
+from stoker.broker.postgres.store import PostgresStore
 from stoker.broker.store_memory import MemoryStore
 from stoker.broker.store_sqlite import SqliteStore
 from stoker.model.ids import Fence, RolloutId
 from stoker.seams.clock import Instant
 from stoker.testing.ledger_moves import ROLLOUT, RUN, WORKER, LedgerMoves, act, action, held
+from support.postgres import drop_schema, fresh_schema, server
 
 __all__ = [
     "BOUND_SECONDS",
@@ -31,11 +36,12 @@ __all__ = [
     "ManualClock",
     "act",
     "action",
+    "gateway_service",
     "held",
     "with_ledger",
 ]
 
-ENGINES = ("memory", "sqlite", "owner")
+ENGINES = ("memory", "sqlite", "owner", "postgres")
 BOUND_SECONDS = 60.0
 """No test waits longer; how fast it is proves nothing."""
 
@@ -66,6 +72,8 @@ class Harness(LedgerMoves):
         self.fence = Fence(0)
         self.seqs: dict[RolloutId, int] = {}
         self.store: MemoryStore | SqliteStore | None = None
+        self.schema = fresh_schema() if engine == "postgres" else ""
+        self.service: GatewayService | None = None
         self.ledger: Ledger
 
     async def open(self) -> None:
@@ -73,6 +81,10 @@ class Harness(LedgerMoves):
             self.ledger = await connect(
                 self.place, role="test", limits=self.limits, idle_exit_seconds=5.0
             )
+            return
+        if self.engine == "postgres":
+            self.service = gateway_service(self.schema, self.limits)
+            self.ledger = MemoryLedger(self.limits, self.clock, service=self.service)
             return
         if self.engine == "sqlite":
             self.store = SqliteStore(self.place / "ledger.db")
@@ -87,17 +99,22 @@ class Harness(LedgerMoves):
             assert pid is not None
             os.kill(pid, signal.SIGKILL)  # the client connects again by itself
             return
-        await self.ledger.close()
-        if isinstance(self.store, SqliteStore):
-            self.store.close()
+        await self._close()
         await self.open()
 
     async def close(self) -> None:
+        await self._close()
+        if self.schema:
+            drop_schema(server(), self.schema)
+        if self.engine == "owner" and (pid := owner_pid(self.place)) is not None:
+            os.kill(pid, signal.SIGTERM)
+
+    async def _close(self) -> None:
         await self.ledger.close()
         if isinstance(self.store, SqliteStore):
             self.store.close()
-        if self.engine == "owner" and (pid := owner_pid(self.place)) is not None:
-            os.kill(pid, signal.SIGTERM)
+        if self.service is not None:
+            self.service.close()
 
     async def advance(self, seconds: float) -> None:
         """Let time pass on the boot and wall clocks."""
@@ -106,6 +123,14 @@ class Harness(LedgerMoves):
         self.clock.boot += seconds
         self.clock.wall += seconds
         self.ledger.tick()
+
+
+def gateway_service(schema: str, limits: LedgerLimits) -> GatewayService:
+    """Return a gateway's verbs in this process, on a test's clock."""
+    url = server().url()
+    db = connect_server(url, schema)
+    migrate(db, schema)
+    return GatewayService(PostgresStore(db, schema), limits, Durability.POWER_SAFE)
 
 
 def with_ledger(

@@ -178,7 +178,7 @@ class Books:
             late_result = note.completion if note.kind is LedgerEventKind.LATE else None
             self._told.append(
                 Told(
-                    self.draw(),
+                    0,
                     row.action.run_id,
                     row.partition,
                     note.kind,
@@ -234,6 +234,19 @@ class Books:
         """Note that a worker has just been given ``row``."""
         assert row.worker is not None, f"{row.action_id} was given to nobody"
         self.workers[row.worker].named[row.action_id] = now_boot
+
+    def head_of(self, queue: Queue, limit: int) -> list[Row]:
+        """Return the head of one queue, as this group has left it."""
+        self.flush()
+        return self.store.queued(queue, limit)
+
+    def runs_alone(self, worker: WorkerRecord) -> bool:
+        """Whether a worker has a lease that tolerates no other beside it."""
+        return any(row.alone for row in self.in_hands(worker))
+
+    def results_room(self) -> int:
+        """Return how many more leases have room for their results."""
+        return self.limits.results_max - self.results - self.busy
 
     def in_hands(self, worker: WorkerRecord) -> list[Row]:
         """Return what is in a worker's hands, live or to be reclaimed."""
@@ -350,7 +363,7 @@ class Books:
             store.settle(self._settled)
             self._settled = []
         if self._told:
-            store.tell(self._told)
+            store.tell(self._numbered(self._told))
             self._told = []
         if self._buried:
             store.bury(self._buried)
@@ -361,6 +374,10 @@ class Books:
         if self._entries:
             store.write(self._entries)
             self._entries = []
+
+    def _numbered(self, told: list[Told]) -> list[Told]:
+        """Return events with their numbers, drawn in order."""
+        return [one._replace(event_id=self.draw()) for one in told]
 
     def close_group(self) -> None:
         """Forget what only the group needed, and the oldest of the rest."""

@@ -22,7 +22,7 @@ from stoker.broker.base import (
 )
 from stoker.broker.operating import OUTSIDE_GROUPS
 from stoker.broker.service import LedgerService, NotYet, Reply
-from stoker.broker.store import StorageFull
+from stoker.broker.store import StorageConflict, StorageFull, StorageLost
 from stoker.errors import InternalError, LedgerStorageFailed, StokerError
 from stoker.seams.clock import Instant
 from stoker.seams.faultpoints import declare, reach
@@ -30,6 +30,7 @@ from stoker.seams.faultpoints import declare, reach
 REPLY_BEFORE = declare("ledger.reply.before", "a committed group's replies are about to be sent")
 
 Answer = Reply | StokerError
+_TRIES = 8
 _log = logging.getLogger("stoker.ledger")
 
 
@@ -67,13 +68,13 @@ class Exchange:
             return True
         kept = True
         try:
-            answers = self._group(group, now)
+            answers = self._tried(group, now)
         except StorageFull as error:
             kept = False
             self.service.rollback(now)
             _log.warning("no room on the disk for %d requests: %s", len(group), error)
             answers = [(pending, _no_room(error)) for pending in group]
-        except (OSError, apsw.IOError, MemoryError):
+        except (OSError, apsw.IOError, MemoryError, StorageLost):
             raise  # the disk can no longer be believed: no reply, the owner ends and reopens
         except Exception as error:  # a named boundary: one bad request must not end the ledger
             self.service.rollback(now)
@@ -99,9 +100,19 @@ class Exchange:
         woken = any(pending.seen != self._seq(pending) for pending in self._waiting)
         return woken or (wake is not None and wake <= now.boot)
 
+    def _tried(self, group: Sequence[Pending], now: Instant) -> list[tuple[Pending, Answer]]:
+        """Carry out a group, again where another gateway was in its way."""
+        for _ in range(_TRIES - 1):
+            try:
+                return self._group(group, now)
+            except StorageConflict as error:
+                self.service.rollback(now)
+                _log.info("a group is tried again: %s", error)
+        return self._group(group, now)
+
     def _group(self, group: Sequence[Pending], now: Instant) -> list[tuple[Pending, Answer]]:
         service = self.service
-        service.begin()
+        service.begin([pending.request for pending in group], now)
         answers: list[tuple[Pending, Answer]] = []
         polls: list[Pending] = []
         outside = [p for p in group if isinstance(p.request, OUTSIDE_GROUPS)]
@@ -111,6 +122,8 @@ class Exchange:
             else:
                 self._ask(pending, answers, lambda p: service.handle(p.request, now))
         service.settle(now)
+        waiting = [p for p in self._waiting if p.seen != self._seq(p)]
+        service.expect([_polled(pending) for pending in (*polls, *waiting)])
         for pending in polls:
             self._ask(pending, answers, lambda p: self._first(p, now))
         for pending in [p for p in self._waiting if p.seen != self._seq(p) and p not in polls]:

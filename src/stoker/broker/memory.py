@@ -31,7 +31,8 @@ _WAKE_SECONDS_MIN = 0.001
 class MemoryLedger(LedgerVerbs):
     """A ledger in this process; nothing survives it.
 
-    ``store`` lets a test reopen what an earlier one left behind.
+    ``store`` lets a test reopen what an earlier one left behind; ``service`` puts another engine's
+    verbs in this process.
     """
 
     def __init__(
@@ -40,9 +41,12 @@ class MemoryLedger(LedgerVerbs):
         clock: Clock | None = None,
         store: Store | None = None,
         durability: Durability = Durability.MEMORY,
+        service: LedgerService | None = None,
     ) -> None:
         self._clock = clock or SystemClock()
-        self._service = LedgerService(store or MemoryStore(), limits or LedgerLimits(), durability)
+        self._service = service or LedgerService(
+            store or MemoryStore(), limits or LedgerLimits(), durability
+        )
         self._service.open(self._clock.now(), boot_id="memory", lineage="lin_memory")
         self._exchange = Exchange(self._service)
         self._timer: asyncio.TimerHandle | None = None

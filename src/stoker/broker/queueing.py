@@ -100,8 +100,8 @@ def unpark(books: Books) -> None:
 
 def hand_out(books: Books, worker: WorkerRecord, slots: dict[str, int], now: Instant) -> list[Row]:
     """Lease what ``worker`` may have now, at most its free slots."""
-    free = _results_room(books)
-    if free <= 0 or any(row.alone for row in books.in_hands(worker)):
+    free = books.results_room()
+    if free <= 0 or books.runs_alone(worker):
         return []
     by_ticket = books.limits.ticket_classes
     wanted = {
@@ -111,10 +111,9 @@ def hand_out(books: Books, worker: WorkerRecord, slots: dict[str, int], now: Ins
     }
     if not wanted:
         return []
-    books.flush()
     suspect = _oldest_suspect(books, worker, wanted)
     if suspect is not None:
-        if not worker.named:
+        if not books.in_hands(worker):
             return [_give(books, worker, suspect, alone=True, now=now)]
         if _drains(books, worker, suspect, now):
             return []
@@ -135,18 +134,14 @@ def hand_out_tickets(
             continue
         alone = row.suspect
         mine = row.action.holder in (None, worker.enlisted.worker_id)
-        if row.state is not ActionState.ACCEPTED or not mine or _results_room(books) <= 0:
+        if row.state is not ActionState.ACCEPTED or not mine or books.results_room() <= 0:
             continue
         if _lease_quota(books, row.action.run_id) <= 0:
             continue
-        if (alone and worker.named) or any(held.alone for held in books.in_hands(worker)):
+        if (alone and books.in_hands(worker)) or books.runs_alone(worker):
             continue
         given.append(_give(books, worker, row, alone=alone, now=now))
     return given
-
-
-def _results_room(books: Books) -> int:
-    return books.limits.results_max - books.results - books.busy
 
 
 def _lease_quota(books: Books, run_id: RunId) -> int:
@@ -175,7 +170,7 @@ def _oldest_suspect(books: Books, worker: WorkerRecord, slots: dict[str, int]) -
         for cls, run in books.waiting
         if books.suspects[cls] > 0 and cls in slots and _lease_quota(books, run) > 0
         for holder in holders
-        for row in books.store.queued(Queue(cls, run, holder, suspect=True), 1)
+        for row in books.head_of(Queue(cls, run, holder, suspect=True), 1)
     ]
     return min(found, key=lambda row: row.order, default=None)
 
@@ -217,10 +212,10 @@ def _heads(books: Books, worker: WorkerRecord, worker_class: str, count: int) ->
 def _heads_of(books: Books, worker: WorkerRecord, line: Line, count: int) -> list[Row]:
     own = worker.enlisted.worker_id
     queue = Queue(line.worker_class, line.run_id, None, suspect=False)
-    anybody = books.store.queued(queue, count)
+    anybody = books.head_of(queue, count)
     if not books.held[line.worker_class, own]:
         return anybody
-    mine = books.store.queued(queue._replace(holder=own), count)
+    mine = books.head_of(queue._replace(holder=own), count)
     both = merge(mine, anybody, key=lambda row: (-row.action.priority, row.order))
     return list(islice(both, count))
 

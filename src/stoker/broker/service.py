@@ -8,7 +8,7 @@ empty reply when its time is up.
 Invariant: between groups the books equal the store. ``rollback`` reads them again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -200,9 +200,12 @@ class LedgerService:
 
     # --- groups
 
-    def begin(self) -> None:
-        """Open a group."""
+    def begin(self, requests: Sequence[Request] = (), now: Instant | None = None) -> None:  # noqa: ARG002 - engines without memory read what these need
+        """Open a group that holds ``requests``; more may be handled."""
         self._store.begin()
+
+    def expect(self, polls: Sequence[Poll]) -> None:
+        """Learn which polls the open group is about to ask for."""
 
     def handle(self, request: Request, now: Instant) -> Reply | NotYet:
         """Carry out one request within the open group; the reply holds once it has committed.

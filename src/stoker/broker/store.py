@@ -81,6 +81,7 @@ class Told(NamedTuple):
     """One ledger event on its way to the store."""
 
     event_id: int
+    """Drawn when it is written, 0 until then."""
     run_id: RunId
     partition: str
     kind: LedgerEventKind
@@ -338,3 +339,11 @@ class Store(Protocol):
 
 class StorageFull(Exception):
     """No room on the disk; nothing of the open transaction is durable."""
+
+
+class StorageConflict(Exception):
+    """Another gateway was in the way; nothing was kept, the same group may be tried again."""
+
+
+class StorageLost(Exception):
+    """The store is out of reach; whether the open transaction is durable is not known."""

@@ -81,15 +81,20 @@ def _history(row: Row) -> bytes | None:
     return encode((row.causes, row.lost_fences, row.late_fences))
 
 
-def decode_row(columns: tuple[Any, ...]) -> Row:
-    """Return the row that ``a.*, input.action, result.completion`` hold."""
+def decode_row(columns: tuple[Any, ...], known: Action | None = None) -> Row:
+    """Return the row that ``a.*, input.action, result.completion`` hold.
+
+    ``known``: its input, where the caller has it decoded.
+    """
     (order, action_id, run_id, part, rollout_id, cls, holder, rank, late, digest) = columns[:10]
     (accepted_wall, deadline_wall, accepted_boot, deadline_boot, due_boot) = columns[10:15]
     (state, parked_on, deliveries, attempts, fence, worker, alone, suspect) = columns[15:23]
     (queue_seconds, status, settled_fence, reclaim_fence, reclaim_worker) = columns[23:28]
     (history, action, completion) = columns[28:]
     causes, lost_fences, late_fences = _decode_history(history) if history else _NO_HISTORY
-    if action is not None:
+    if known is not None:
+        decoded = known
+    elif action is not None:
         decoded = _decode_action(action)
     else:
         decoded = _stub((action_id, run_id, rollout_id, cls, holder, rank, late))

@@ -84,7 +84,7 @@ def actions(books: Books, request: ActionsRequest) -> ActionsReply:
     rows = list(books.rows(request.action_ids).values())
     if request.rollout_id is not None:
         rows += books.current(books.store.rollout_rows(request.rollout_id))
-    return _views(rows)
+    return as_views(rows)
 
 
 def tickets(books: Books, request: TicketsRequest) -> TicketsReply:
@@ -120,10 +120,11 @@ def _ticket(row: Row) -> Ticket:
 def dead_letters(books: Books, request: DeadLettersRequest) -> ActionsReply:
     """Return a run's dead letters with every cause."""
     books.flush()
-    return _views(books.store.dead(request.run_id))
+    return as_views(books.store.dead(request.run_id))
 
 
-def _views(rows: Iterable[Row]) -> ActionsReply:
+def as_views(rows: Iterable[Row]) -> ActionsReply:
+    """Return rows as anybody may see them."""
     return ActionsReply(
         actions=tuple(
             ActionView(

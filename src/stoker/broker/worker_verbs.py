@@ -35,7 +35,7 @@ from stoker.seams.clock import Instant
 def enroll(books: Books, expiry: Expiry, request: Enroll, now: Instant) -> None:
     """Take note of an incarnation; what it replaces is lost at once."""
     record = expiry.hear(request.worker_id, now)
-    _refuse_ended(record)
+    refuse_ended(record)
     enlisted = Enlisted(request.worker_id, request.name, dict(request.slots), ended=False)
     if record.enlisted != enlisted:
         record.enlisted = enlisted
@@ -48,7 +48,8 @@ def enroll(books: Books, expiry: Expiry, request: Enroll, now: Instant) -> None:
             expiry.lose_worker(old, why, ended=True)
 
 
-def _refuse_ended(record: WorkerRecord) -> None:
+def refuse_ended(record: WorkerRecord) -> None:
+    """Refuse an incarnation that was replaced by another."""
     if record.enlisted.ended:
         raise LedgerRefused(
             f"worker incarnation {record.enlisted.worker_id} was reported dead and replaced; "
@@ -58,7 +59,7 @@ def _refuse_ended(record: WorkerRecord) -> None:
 
 def lease(books: Books, expiry: Expiry, request: LeaseRequest, now: Instant) -> LeaseReply:
     """Hand out what there is now; an empty reply means the caller may wait."""
-    _refuse_ended(expiry.hear(request.worker_id, now))
+    refuse_ended(expiry.hear(request.worker_id, now))
     return poll(books, request, now)
 
 
@@ -129,7 +130,7 @@ def start_work(books: Books, expiry: Expiry, request: StartRequest, now: Instant
 def heartbeat(books: Books, expiry: Expiry, request: HeartbeatRequest, now: Instant) -> HoldReply:
     """Extend a worker's life and the leases it names; one that was replaced is told so."""
     record = expiry.hear(request.worker_id, now)
-    _refuse_ended(record)
+    refuse_ended(record)
     expiry.lose_unnamed(record, request.held, now)
     return HoldReply(verdicts=verdicts(books, request.held))
 

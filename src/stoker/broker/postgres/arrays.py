@@ -1,0 +1,123 @@
+"""Whole columns as PostgreSQL's binary arrays: one parameter per column, whatever the row count.
+
+psycopg adapts lists element by element in Python; these are packed at once.
+"""
+
+import struct
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+from psycopg import Connection
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+
+_HEADER = struct.Struct("!iiIii")
+_LENGTH = struct.Struct("!i")
+_NULL = _LENGTH.pack(-1)
+
+_INT8, _FLOAT8, _TEXT, _BYTEA = 20, 701, 25, 17
+
+
+class Column:
+    """One column on its way to the server."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values = values
+
+
+class Ints(Column):
+    """``bigint[]``."""
+
+
+class Floats(Column):
+    """``double precision[]``."""
+
+
+class Texts(Column):
+    """``text[]``; ``None`` is NULL."""
+
+
+class Blobs(Column):
+    """``bytea[]``; ``None`` is NULL."""
+
+
+KINDS: dict[str, type[Column]] = {"q": Ints, "d": Floats, "t": Texts, "b": Blobs}
+
+
+def columns(kinds: str, rows: Iterable[Sequence[Any]]) -> tuple[Column, ...]:
+    """Return rows as columns; ``kinds`` has one letter for each."""
+    made = list(zip(*rows, strict=True))
+    if not made:
+        return tuple(KINDS[kind](()) for kind in kinds)
+    return tuple(KINDS[kind](values) for kind, values in zip(kinds, made, strict=True))
+
+
+class _ArrayDumper(Dumper):
+    format = Format.BINARY
+    element = 0
+
+    def dump(self, obj: Column) -> bytes:
+        """Return the array as the server reads it."""
+        count = len(obj.values)
+        if not count:
+            return _HEADER.pack(0, 0, self.element, 0, 0)[:12]
+        return _HEADER.pack(1, 1, self.element, count, 1) + self._elements(obj.values)
+
+    def _elements(self, values: Sequence[Any]) -> bytes:
+        raise NotImplementedError
+
+
+class _FixedDumper(_ArrayDumper):
+    letter = "q"
+
+    def _elements(self, values: Sequence[Any]) -> bytes:
+        count = len(values)
+        sizes = (8,) * count
+        return struct.pack(
+            "!" + f"i{self.letter}" * count,
+            *chain.from_iterable(zip(sizes, values, strict=True)),
+        )
+
+
+class _IntDumper(_FixedDumper):
+    oid = 1016
+    element = _INT8
+
+
+class _FloatDumper(_FixedDumper):
+    oid = 1022
+    element = _FLOAT8
+    letter = "d"
+
+
+class _BlobDumper(_ArrayDumper):
+    oid = 1001
+    element = _BYTEA
+
+    def _elements(self, values: Sequence[Any]) -> bytes:
+        return b"".join(
+            _NULL if value is None else _LENGTH.pack(len(value)) + value for value in values
+        )
+
+
+class _TextDumper(_BlobDumper):
+    oid = 1009
+    element = _TEXT
+
+    def _elements(self, values: Sequence[Any]) -> bytes:
+        encoded = [None if value is None else value.encode() for value in values]
+        return super()._elements(encoded)
+
+
+def register(connection: "Connection[Any]") -> None:
+    """Teach a connection to send columns."""
+    for column, dumper in (
+        (Ints, _IntDumper),
+        (Floats, _FloatDumper),
+        (Texts, _TextDumper),
+        (Blobs, _BlobDumper),
+    ):
+        connection.adapters.register_dumper(column, dumper)

@@ -1,0 +1,297 @@
+"""The ledger's verbs on PostgreSQL: the same verbs and decisions, over books made for one group.
+
+A gateway keeps nothing between groups that it could not lose: who it is (a slot for its counters),
+whether it keeps time, and inputs, which never change. Groups of several gateways run side by side;
+rows they both name make one wait for the other.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from stoker.broker import queueing, views
+from stoker.broker.base import (
+    ActionsReply,
+    ActionsRequest,
+    Durability,
+    HeartbeatRequest,
+    HoldReply,
+    LedgerLimits,
+    Poll,
+    Request,
+    StatsReply,
+    StatsRequest,
+)
+from stoker.broker.dead_letters import settle_dead
+from stoker.broker.operating import SettledDead, SettleDead
+from stoker.broker.postgres.books import GROUP_MAX, GroupBooks
+from stoker.broker.postgres.needs import Needs
+from stoker.broker.postgres.store import PostgresStore
+from stoker.broker.postgres.time import TICK_SECONDS, KeptTime, ServerClock
+from stoker.broker.service import LedgerService
+from stoker.broker.store import Meta
+from stoker.broker.worker_verbs import refuse_ended
+from stoker.errors import LedgerUnavailable
+from stoker.model.ids import ActionId, RunId, WorkerId
+from stoker.seams.clock import Instant
+
+_KEEPER_LOCK = 2
+_SLOT_LOCKS = 1000
+_SLOTS_MAX = 1000
+
+
+class GatewayService(LedgerService):
+    """One gateway's part of a ledger."""
+
+    _store: PostgresStore
+    _books: GroupBooks
+
+    def __init__(
+        self,
+        store: PostgresStore,
+        limits: LedgerLimits,
+        durability: Durability,
+        clock: ServerClock | None = None,
+    ) -> None:
+        super().__init__(store, limits, durability)
+        self._clock = clock
+        """Told the server's time with every group; ``None``: a test's clock."""
+        self._slot = 0
+        self._meta = Meta(lineage="")
+        self._keeper = False
+        self._in_office = False
+        """Keeper since a group that was committed."""
+        self._serial = False
+        self._next_tick = 0.0
+        self._next_due: float | None = None
+        self._seqs = (0, 0, 0)
+        self._served: dict[RunId, int] = {}
+        """A hint for fair shares, this gateway's own."""
+        self._handling: GroupBooks | None = None
+        self._gateways = 1
+        self._verbs[HeartbeatRequest] = self._heartbeat
+        self._verbs[ActionsRequest] = lambda r, _now: self._actions(r)
+        self._verbs[SettleDead] = self._settle_dead
+        self._verbs[StatsRequest] = lambda _r, now: self._stats(now)
+
+    def open(self, now: Instant, *, boot_id: str, lineage: str) -> None:  # noqa: ARG002 - the server's boots are told by its tables
+        """Join the ledger: a slot, an epoch that a crash of the server has made new."""
+        store = self._store
+        self._slot = self._take_slot()
+        store.begin()
+        store.run("caps", (store.key,))
+        found = store.all("meta")
+        [(history,)] = store.all("server_history")
+        known_lineage, epoch, limits, _ = found[0] if found else (lineage, 0, None, history)
+        self._leave_dead_slots()
+        [(others,)] = store.all("SELECT count(*) FROM gateway")
+        if others and limits is not None:
+            self.limits = msgspec.msgpack.decode(limits, type=LedgerLimits)
+        [(opened,)] = store.all("opened")
+        epoch += not opened
+        self._meta = Meta(lineage=known_lineage, epoch=epoch)
+        store.epoch = epoch
+        encoded = msgspec.msgpack.encode(self.limits)
+        store.run("put_meta", (known_lineage, epoch, encoded, history))
+        store.run("mark_opened")
+        store.run("gather_counters", (self._slot,))
+        store.run("join", (self._slot, f"{self._slot}"))
+        self._keep_time(now)
+        store.commit(sync=True)
+        self._in_office = self._keeper
+
+    def _take_slot(self) -> int:
+        for slot in range(_SLOTS_MAX):
+            if self._store.all("try_lock", self._store.key, _SLOT_LOCKS + slot)[0][0]:
+                return slot
+        raise LedgerUnavailable(f"{_SLOTS_MAX} gateways serve this ledger already; end some")
+
+    def _leave_dead_slots(self) -> None:
+        """Strike off gateways that ended without a word; their counters count on."""
+        key = self._store.key
+        for (slot,) in self._store.all("gateways"):
+            if slot == self._slot:
+                self._store.run("leave", (slot,))
+            elif self._store.all("try_lock", key, _SLOT_LOCKS + slot)[0][0]:
+                self._store.run("leave", (slot,))
+                self._store.run("unlock", (key, _SLOT_LOCKS + slot))
+
+    def _keep_time(self, now: Instant) -> None:
+        """Become the keeper of time where nobody is."""
+        store = self._store
+        self._next_tick, self._next_due = now.boot + TICK_SECONDS, None
+        if self._keeper or not store.all("try_lock", store.key, _KEEPER_LOCK)[0][0]:
+            return
+        self._keeper = True
+        self._grace_until = now.boot + self.limits.grace_seconds
+        store.run("expect_enrolled", (now.boot,))
+        store.run("expect_bearers", (now.boot,))
+        store.run("forgive", (now.boot, now.boot))
+        store.defer(now.boot + self.limits.lease_seconds)
+
+    @property
+    def store(self) -> PostgresStore:
+        """Return this gateway's way to the tables."""
+        return self._store
+
+    # --- groups
+
+    def begin(self, requests: Sequence[Request] = (), now: Instant | None = None) -> None:
+        """Open a group: lock and read what its requests name."""
+        assert now is not None, "a gateway's group has a time"
+        needs = Needs(requests)
+        self._serial = self._serial or needs.submits > GROUP_MAX
+        while True:
+            books = self._open_books(now)
+            if self._serial or not books.tight(self._gateways):
+                break
+            self._store.rollback()  # a cap is near: alone from the start
+            self._serial = True
+        books.serial = self._serial or self._gateways == 1
+        self._serial = books.tight(self._gateways)
+        self._books = self._handling = books
+        self._expiry = KeptTime(books, self._grace_until)
+        if needs.writes:
+            books.read_ahead(needs)
+
+    def _open_books(self, now: Instant) -> GroupBooks:
+        store = self._store
+        _, [(seconds, self._gateways)], store.counters = store.begin_with(
+            (
+                ("caps" if self._serial else "caps_shared", (store.key,)),
+                ("moment", ()),
+                ("counters", ()),
+            )
+        )
+        if self._clock is not None:
+            self._clock.told(seconds)
+        meta = Meta(lineage=self._meta.lineage, epoch=self._meta.epoch)
+        books = GroupBooks(store, self.limits, meta, now.boot, self._slot)
+        books.work_seq, books.events_seq, books.tickets_seq = self._seqs
+        books.served = self._served
+        return books
+
+    def expect(self, polls: Sequence[Poll]) -> None:
+        """Read what the polls that come now need."""
+        self._books.expect(polls)
+
+    def settle(self, now: Instant) -> None:
+        """Let time pass, where this gateway keeps it, and parked actions in."""
+        if now.boot >= self._next_tick or self._is_due(now):
+            self._books.work_seq += 1  # a wake-up may have died with the gateway that owed it
+            self._books.events_seq += 1
+            self._books.tickets_seq += 1
+            self._books.flush()
+            self._keep_time(now)
+            if self._keeper:
+                self._expiry.tick(now)
+        queueing.unpark(self._books)
+
+    def _is_due(self, now: Instant) -> bool:
+        return self._keeper and self._next_due is not None and self._next_due <= now.boot
+
+    def commit(self) -> None:
+        """Write the group and commit it; then its replies may go out.
+
+        Raises:
+            StorageFull, StorageConflict: call ``rollback``; nothing was kept.
+            StorageLost: whether it was kept is not known; answer nobody.
+        """
+        books = self._books
+        synced = books.sync and self.durability is not Durability.PROCESS_SAFE
+        books.number_told()
+
+        def write() -> None:
+            books.flush()
+            books.write_counters(synced=synced)
+
+        self._store.commit_after(write, sync=synced)
+        self._in_office = self._keeper
+        self._seqs, self._handling = self._now_seqs(), None
+        if books.next_due is not None:
+            self._next_due = min(books.next_due, self._next_due or books.next_due)
+
+    def rollback(self, now: Instant) -> None:  # noqa: ARG002 - nothing is read again
+        """Undo the open group."""
+        self._store.rollback()
+        if self._keeper and not self._in_office:
+            self._store.run("unlock", (self._store.key, _KEEPER_LOCK))
+            self._keeper = False
+        self._handling = None
+        self.wake()
+
+    @property
+    def work_seq(self) -> int:
+        """Rises when a waiting lease request may have become answerable."""
+        return self._now_seqs()[0]
+
+    @property
+    def events_seq(self) -> int:
+        """Rises when a waiting events request may have become answerable."""
+        return self._now_seqs()[1]
+
+    @property
+    def tickets_seq(self) -> int:
+        """Rises when a waiting tickets request may have become answerable."""
+        return self._now_seqs()[2]
+
+    def _now_seqs(self) -> tuple[int, int, int]:
+        books = self._handling
+        if books is None:
+            return self._seqs
+        return (books.work_seq, books.events_seq, books.tickets_seq)
+
+    @property
+    def lineage(self) -> str:
+        """Identity of this ledger."""
+        return self._meta.lineage
+
+    def wake(self) -> None:
+        """Have every waiting poll asked again: another gateway changed something."""
+        work, events, tickets = self._seqs
+        self._seqs = (work + 1, events + 1, tickets + 1)
+
+    def next_wake(self) -> float | None:
+        """Return when this gateway looks next, asked or not."""
+        due = self._next_due if self._keeper else None
+        return self._next_tick if due is None else min(self._next_tick, due)
+
+    def forgive(self, now: Instant) -> None:
+        """Give every worker a fresh lease's time: this gateway was stopped, perhaps alone."""
+        if self._keeper:
+            self._store.run("forgive", (now.boot, now.boot))
+
+    # --- verbs that look at rows in their own way
+
+    def _heartbeat(self, request: HeartbeatRequest, now: Instant) -> HoldReply:
+        refuse_ended(self._expiry.hear(request.worker_id, now))
+        self._books.flush()
+        expiry = self._expiry
+        assert isinstance(expiry, KeptTime), "a gateway's books and its time belong together"
+        return expiry.heartbeat(request, now)
+
+    def _actions(self, request: ActionsRequest) -> ActionsReply:
+        self._books.flush()
+        rows = self._store.rows(request.action_ids) if request.action_ids else []
+        if request.rollout_id is not None:
+            rows += self._store.rollout_rows(request.rollout_id)
+        return views.as_views(rows)
+
+    def _settle_dead(self, request: SettleDead, now: Instant) -> SettledDead:
+        self._books.read_results(request.action_ids)
+        return settle_dead(self._books, request, now)
+
+    def _stats(self, now: Instant) -> StatsReply:
+        books = self._books
+        books.flush()
+        books.read_totals()
+        books.read_all_workers()
+        for worker_id, action_id in self._store.all("hands"):
+            books.worker(WorkerId(worker_id), now.boot).named[ActionId(action_id)] = now.boot
+        books.held.clear()
+        for worker_class, holder, count in self._store.all("all_held"):
+            books.held[worker_class, WorkerId(holder)] = count
+        return views.stats(books, now)
+
+
+__all__ = ["GatewayService"]

@@ -1,0 +1,253 @@
+-- Every statement of a gateway, by name. Parameters are whole columns (arrays) where rows are many.
+-- Locks are always taken in this order: caps, owners, workers, rollouts, actions, partitions; what
+-- is not in order skips what is locked.
+
+-- name: caps
+SELECT pg_advisory_xact_lock(%s, 1);
+-- name: caps_shared
+SELECT pg_advisory_xact_lock_shared(%s, 1);
+-- name: moment
+SELECT extract(epoch FROM clock_timestamp())::float8, (SELECT count(*) FROM gateway);
+-- name: counters
+SELECT class, run_id, state, parked_on, suspect, held, sum(n)::bigint FROM counter
+GROUP BY 1, 2, 3, 4, 5, 6 HAVING sum(n) <> 0;
+-- name: totals
+SELECT name, sum(n)::bigint FROM total GROUP BY 1;
+-- name: count
+INSERT INTO counter SELECT %s::bigint, * FROM unnest(%s::text[], %s::text[], %s::bigint[],
+    %s::text[], %s::bigint[], %s::bigint[], %s::bigint[])
+ON CONFLICT (slot, class, run_id, state, parked_on, suspect, held)
+DO UPDATE SET n = counter.n + excluded.n;
+-- name: gather_counters
+WITH gone AS (DELETE FROM counter RETURNING *)
+INSERT INTO counter
+SELECT %s::bigint, class, run_id, state, parked_on, suspect, held, sum(n)::bigint FROM gone
+GROUP BY 2, 3, 4, 5, 6, 7 HAVING sum(n) <> 0;
+-- name: count_total
+INSERT INTO total SELECT %s::bigint, * FROM unnest(%s::text[], %s::bigint[])
+ON CONFLICT (slot, name) DO UPDATE SET n = total.n + excluded.n;
+-- name: draw
+SELECT nextval('ids') FROM generate_series(1, %s::bigint);
+
+-- name: lock_owners
+SELECT run_id, part, fence, incarnation FROM owner
+WHERE (run_id, part) IN (SELECT * FROM unnest(%s::text[], %s::text[]))
+ORDER BY run_id, part FOR UPDATE;
+-- name: owner
+SELECT run_id, part, fence, incarnation FROM owner WHERE run_id = %s AND part = %s;
+-- name: owners
+SELECT run_id, part, fence, incarnation FROM owner;
+-- name: put_owner
+INSERT INTO owner VALUES (%s, %s, %s, %s)
+ON CONFLICT (run_id, part)
+DO UPDATE SET fence = excluded.fence, incarnation = excluded.incarnation;
+
+-- name: hear
+INSERT INTO heartbeat SELECT w, %s::float8, 0, NULL, 0 FROM unnest(%s::text[]) w ORDER BY w
+ON CONFLICT (worker_id) DO UPDATE SET seen = greatest(heartbeat.seen, excluded.seen)
+RETURNING worker_id, seen, beat, missing, lost;
+-- name: lock_replaced
+SELECT worker_id, seen, beat, missing, lost FROM heartbeat
+WHERE worker_id = ANY(%s::text[]) ORDER BY worker_id FOR UPDATE;
+-- name: lock_polling
+SELECT worker_id, seen, beat, missing, lost FROM heartbeat
+WHERE worker_id = ANY(%s::text[]) ORDER BY worker_id FOR NO KEY UPDATE SKIP LOCKED;
+-- name: lock_holders
+SELECT worker_id, seen, beat, missing, lost FROM heartbeat
+WHERE worker_id = ANY(%s::text[]) ORDER BY worker_id FOR KEY SHARE;
+-- name: lock_silent
+SELECT worker_id, seen, beat, missing, lost FROM heartbeat
+WHERE lost = 0 AND seen <= %s ORDER BY worker_id FOR UPDATE SKIP LOCKED;
+-- name: heartbeats
+SELECT worker_id, seen, beat, missing, lost FROM heartbeat;
+-- name: put_heartbeats
+UPDATE heartbeat h SET beat = v.beat, missing = v.missing, lost = v.lost
+FROM unnest(%s::text[], %s::float8[], %s::bytea[], %s::bigint[]) v (worker_id, beat, missing, lost)
+WHERE h.worker_id = v.worker_id;
+-- name: forgive
+UPDATE heartbeat SET seen = %s WHERE lost = 0 AND seen < %s;
+-- name: expect_enrolled
+INSERT INTO heartbeat SELECT worker_id, %s::float8, 0, NULL, 0 FROM worker WHERE ended = 0
+ON CONFLICT (worker_id) DO NOTHING;
+-- name: expect_bearers
+INSERT INTO heartbeat SELECT DISTINCT w, %s::float8, 0::float8, NULL::bytea, 0::smallint FROM (
+    SELECT worker AS w FROM action WHERE fence <> 0
+    UNION ALL SELECT reclaim_worker FROM action WHERE reclaim_fence <> 0) hands
+ON CONFLICT (worker_id) DO NOTHING;
+-- name: workers_named
+SELECT worker_id, name, slots, ended FROM worker WHERE worker_id = ANY(%s::text[]);
+-- name: workers
+SELECT worker_id, name, slots, ended FROM worker;
+-- name: put_workers
+INSERT INTO worker SELECT * FROM unnest(%s::text[], %s::text[], %s::bytea[], %s::bigint[])
+ON CONFLICT (worker_id)
+DO UPDATE SET name = excluded.name, slots = excluded.slots, ended = excluded.ended;
+
+-- name: lock_heads
+SELECT head, run_id, rollout_id, part, seq, finished FROM rollout
+WHERE (run_id, rollout_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))
+ORDER BY head FOR UPDATE;
+-- name: head
+SELECT head, run_id, rollout_id, part, seq, finished FROM rollout
+WHERE run_id = %s AND rollout_id = %s;
+-- name: heads
+SELECT head, run_id, rollout_id, part, seq, finished FROM rollout
+WHERE run_id = %s AND head > coalesce(
+    (SELECT head FROM rollout WHERE run_id = %s AND rollout_id = %s), 0)
+ORDER BY head LIMIT %s;
+-- name: put_heads
+INSERT INTO rollout
+SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[])
+ON CONFLICT (head) DO UPDATE SET seq = excluded.seq, finished = excluded.finished;
+-- name: write
+INSERT INTO journal SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[]);
+-- name: entries
+SELECT event FROM journal WHERE head = %s AND seq >= %s ORDER BY seq LIMIT %s;
+
+-- name: lock_rows
+SELECT {hot} FROM action a WHERE a.action_id = ANY(%s::text[]) ORDER BY a.place FOR UPDATE;
+-- name: lock_in_hands
+SELECT {hot} FROM action a
+WHERE (a.fence <> 0 AND a.worker = %s) OR (a.reclaim_fence <> 0 AND a.reclaim_worker = %s)
+ORDER BY a.place FOR UPDATE;
+-- name: lock_queued
+SELECT {hot} FROM action a
+WHERE a.state = 1 AND a.class = %s AND a.run_id = %s AND a.holder = %s AND a.suspect = %s
+    AND (a.rank, a.place) > (%s, %s)
+ORDER BY a.rank, a.place LIMIT %s FOR UPDATE SKIP LOCKED;
+-- name: queued
+SELECT {hot} FROM action a
+WHERE a.state = 1 AND a.class = %s AND a.run_id = %s AND a.holder = %s AND a.suspect = %s
+ORDER BY a.rank, a.place LIMIT %s;
+-- name: parked
+SELECT {hot} FROM action a WHERE a.state = 0 AND a.parked_on = 'caps' AND a.class = %s
+    AND a.run_id = %s
+ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
+-- name: parked_run
+SELECT {hot} FROM action a WHERE a.state = 0 AND a.parked_on = 'run' AND a.run_id = %s
+ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
+-- name: parked_of
+SELECT {hot} FROM action a WHERE a.state = 0 AND a.parked_on = 'rollout' AND a.rollout_id = %s
+ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
+-- name: parked_rollouts
+SELECT DISTINCT rollout_id FROM action WHERE state = 0 AND parked_on = 'rollout';
+-- name: held_by
+SELECT {hot} FROM action a WHERE a.state < 2 AND a.holder <> '' AND a.holder = %s
+ORDER BY a.place FOR UPDATE;
+-- name: unfinished
+SELECT {hot} FROM action a WHERE a.state < 4 AND a.rollout_id = %s ORDER BY a.place FOR UPDATE;
+-- name: due
+SELECT {hot} FROM action a WHERE a.state < 4 AND a.due_boot <= %s
+ORDER BY a.due_boot LIMIT %s FOR UPDATE SKIP LOCKED;
+-- name: next_due
+SELECT due_boot FROM action WHERE state < 4 ORDER BY due_boot LIMIT 1;
+-- name: inputs
+SELECT place, action FROM input WHERE place = ANY(%s::bigint[]);
+-- name: rows
+SELECT {hot}, i.action, r.completion
+FROM action a LEFT JOIN input i USING (place) LEFT JOIN result r USING (place)
+WHERE a.action_id = ANY(%s::text[]) ORDER BY a.place;
+-- name: rollout_rows
+SELECT {hot}, i.action, r.completion
+FROM action a LEFT JOIN input i USING (place) LEFT JOIN result r USING (place)
+WHERE a.rollout_id = %s ORDER BY a.place;
+-- name: dead
+SELECT {hot}, i.action, r.completion
+FROM action a LEFT JOIN input i USING (place) JOIN result r USING (place)
+WHERE a.settled_status = 'dead' AND a.run_id = %s ORDER BY a.place;
+-- name: revive
+UPDATE action a SET accepted_wall = v.aw, deadline_wall = v.dw, accepted_boot = v.ab,
+    deadline_boot = v.db
+FROM unnest(%s::float8[], %s::float8[], %s::float8[], %s::float8[], %s::bigint[])
+    v (aw, dw, ab, db, place)
+WHERE a.place = v.place;
+-- name: unsettled
+SELECT {hot} FROM action a WHERE (a.state < 4 OR a.reclaim_fence <> 0) AND a.place > %s
+ORDER BY a.place LIMIT %s FOR UPDATE;
+-- name: note
+INSERT INTO audit (at, who, what, run_id, action_id, detail) VALUES (%s, %s, %s, %s, %s, %s);
+-- name: audit
+SELECT at, who, what, run_id, action_id, detail FROM audit
+WHERE run_id IN ('', %s) ORDER BY place;
+-- name: outstanding
+SELECT rollout_id, count(*) FROM action
+WHERE state < 4 AND rollout_id = ANY(%s::text[]) AND parked_on <> 'rollout' GROUP BY 1;
+-- name: held_counts
+SELECT class, holder, count(*) FROM action
+WHERE state = 1 AND state < 2 AND holder <> '' AND holder = ANY(%s::text[]) GROUP BY 1, 2;
+-- name: all_held
+SELECT class, holder, count(*) FROM action WHERE state = 1 AND state < 2 AND holder <> '' GROUP BY 1, 2;
+-- name: hands
+SELECT worker, action_id FROM action WHERE fence <> 0
+UNION ALL SELECT reclaim_worker, action_id FROM action WHERE fence = 0 AND reclaim_fence <> 0;
+-- name: held_now
+SELECT action_id, fence, reclaim_fence, accepted_boot + queue_seconds FROM action
+WHERE (fence <> 0 AND worker = %s) OR (reclaim_fence <> 0 AND reclaim_worker = %s);
+-- name: untold
+UPDATE action SET revoke_told = 1
+WHERE reclaim_fence <> 0 AND revoke_told = 0 AND reclaim_worker = ANY(%s::text[])
+RETURNING reclaim_worker, action_id, reclaim_fence;
+
+-- name: insert
+INSERT INTO action SELECT * FROM unnest({unnest_hot});
+-- name: insert_input
+INSERT INTO input SELECT * FROM unnest(%s::bigint[], %s::bytea[]);
+-- name: update
+UPDATE action a SET due_boot = v.due_boot, state = v.state, parked_on = v.parked_on,
+    deliveries = v.deliveries, attempts = v.attempts, fence = v.fence, worker = v.worker,
+    alone = v.alone, suspect = v.suspect, queue_seconds = v.queue_seconds,
+    settled_status = v.settled_status, settled_fence = v.settled_fence,
+    reclaim_fence = v.reclaim_fence, reclaim_worker = v.reclaim_worker, history = v.history,
+    revoke_told = CASE WHEN a.reclaim_fence = v.reclaim_fence THEN a.revoke_told ELSE 0 END
+FROM unnest({unnest_mutable}) v (due_boot, state, parked_on, deliveries, attempts, fence, worker,
+    alone, suspect, queue_seconds, settled_status, settled_fence, reclaim_fence, reclaim_worker,
+    history, place)
+WHERE a.place = v.place;
+-- name: settle
+INSERT INTO result SELECT * FROM unnest(%s::bigint[], %s::bytea[]);
+-- name: bury_inputs
+DELETE FROM input WHERE place = ANY(%s::bigint[]);
+-- name: bury_results
+DELETE FROM result WHERE place = ANY(%s::bigint[]);
+-- name: bury_events
+DELETE FROM event WHERE place = ANY(%s::bigint[]);
+-- name: defer
+UPDATE action SET due_boot = greatest(due_boot, %s) WHERE fence <> 0 AND state = 3;
+
+-- name: lock_partitions
+SELECT pg_advisory_xact_lock(k) FROM unnest(%s::bigint[]) k;
+-- name: tell
+INSERT INTO event SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[],
+    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bytea[]);
+-- name: told
+SELECT e.event_id, e.kind, e.action_id, e.rollout_id, e.detail,
+    CASE e.kind WHEN 'completed' THEN r.completion ELSE e.completion END
+FROM event e LEFT JOIN result r USING (place)
+WHERE e.run_id = %s AND e.part = %s AND e.event_id > %s ORDER BY e.event_id LIMIT %s;
+-- name: forget_passed
+DELETE FROM event
+WHERE run_id = %s AND part = %s AND event_id <= %s AND kind IN ('requeued', 'reclaimed');
+
+-- name: meta
+SELECT lineage, epoch, limits, history FROM meta;
+-- name: put_meta
+INSERT INTO meta VALUES (1, %s, %s, %s, %s) ON CONFLICT (one) DO UPDATE
+SET lineage = excluded.lineage, epoch = excluded.epoch, limits = excluded.limits,
+    history = excluded.history;
+-- name: opened
+SELECT count(*) FROM opened;
+-- name: mark_opened
+INSERT INTO opened VALUES (1) ON CONFLICT DO NOTHING;
+-- name: server_history
+SELECT s.system_identifier || '/' || c.timeline_id
+FROM pg_control_system() s, pg_control_checkpoint() c;
+-- name: try_lock
+SELECT pg_try_advisory_lock(%s, %s);
+-- name: unlock
+SELECT pg_advisory_unlock(%s, %s);
+-- name: gateways
+SELECT slot FROM gateway;
+-- name: join
+INSERT INTO gateway VALUES (%s, %s) ON CONFLICT (slot) DO UPDATE SET name = excluded.name;
+-- name: leave
+DELETE FROM gateway WHERE slot = %s;
