@@ -8,7 +8,6 @@ import msgspec
 
 from stoker.inference.http.model import HttpModel
 from stoker.model.generation import (
-    FinishReason,
     Generation,
     LogprobKind,
     Message,
@@ -115,15 +114,3 @@ def test_c4_a_turn_that_was_cut_is_ended_as_the_template_ends_it(main_server: Se
     assert two.prompt_ids.startswith(known)
     # This short text happens to be tokenised as it was sampled, so the two ways must agree.
     assert unpack_tokens(two.prompt_ids) == rendered
-
-
-def test_the_end_of_the_context_is_a_cut_and_not_a_failure(main_server: Server) -> None:
-    async def main() -> list[Generation]:
-        async with asking(main_server) as model:
-            # The context holds 2,048 tokens; the template takes 33 of them.
-            prompts = [asked(text="w " * count, tokens_max=5000) for count in (1990, 3000)]
-            return await asyncio.gather(*(model.generate(0, one) for one in prompts))
-
-    rest, full = asyncio.run(main())
-    assert 0 < rest.token_count <= 2048 - len(unpack_tokens(rest.prompt_ids))
-    assert (full.token_count, full.finish_reason) == (0, FinishReason.LENGTH)
