@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stoker.errors import ModelRefused, ModelUnavailable
+from stoker.errors import ModelUnavailable
 from stoker.inference.policy import Answer, AnswerCall
 from stoker.model.generation import (
     FinishReason,
@@ -281,8 +281,7 @@ def test_c3_what_the_model_wrote_wrongly_is_shown_to_it_again(arguments: str, ap
 
 def test_priority_is_sent_where_it_is_asked_for() -> None:
     async def main(**settings: Any) -> int:
-        features = Features(priorities=True)
-        async with serving(features=features, settings=settings) as (server, model):
+        async with serving(settings=settings) as (server, model):
             asked = request()
             fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
             await model.generate(0, GenerateRequest(**{**fields, "priority": 7}))
@@ -290,17 +289,6 @@ def test_priority_is_sent_where_it_is_asked_for() -> None:
 
     assert asyncio.run(main()) == 0
     assert asyncio.run(main(priority=True)) == 7
-
-
-def test_priority_without_priority_scheduling_is_refused_with_the_servers_words() -> None:
-    async def main() -> None:
-        async with serving(settings={"priority": True}) as (_, model):
-            asked = request()
-            fields = {name: getattr(asked, name) for name in asked.__struct_fields__}
-            with pytest.raises(ModelRefused, match="Priority scheduling is not enabled"):
-                await model.generate(0, GenerateRequest(**{**fields, "priority": 7}))
-
-    asyncio.run(main())
 
 
 def test_spans_with_gaps_are_not_handed_on() -> None:

@@ -48,8 +48,6 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     """Answers say which weights sampled which tokens."""
     drops_thinking: bool = False
     """The template leaves out what earlier turns thought."""
-    priorities: bool = False
-    """Started with priority scheduling."""
     strict: bool = False
     """Unknown fields are refused, as OpenAI's own server does."""
     early_sglang: bool = False

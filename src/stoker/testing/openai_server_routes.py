@@ -235,13 +235,10 @@ class Routes:
     def _begin(
         self, request: Request, body: Body, asked: GenerateRequest, prompt: "array[int]"
     ) -> tuple[EngineCall, Sampled]:
-        priority = int(body.get("priority", 0))
-        if priority and not self._features.priorities:
-            raise Problem(400, "Got priority but Priority scheduling is not enabled.")
         call = EngineCall(
             request_id=request.headers.get("x-request-id", ""),
             prompt=prompt.tolist(),
-            priority=priority,
+            priority=int(body.get("priority", 0)),
         )
         return call, self._engine.lay_out(asked, prompt)
 
