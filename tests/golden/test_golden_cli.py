@@ -23,6 +23,7 @@ HELP = {
     "help_status": ["status", "--help"],
     "help_show": ["show", "--help"],
     "help_doctor": ["doctor", "--help"],
+    "help_conformance": ["conformance", "--help"],
     "help_bench": ["bench", "--help"],
     "help_config": ["config", "--help"],
     "help_export": ["export", "--help"],

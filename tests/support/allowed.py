@@ -44,6 +44,8 @@ BOUNDARIES = {
     "sandbox/inside/solution_server.py:_called": "whatever the answer raises is its doing",
     "sandbox/inside/solution_server.py:_raised": "the answer's exception may have a hostile str",
     "sandbox/inside/solution_server.py:main": "whatever loading the answer raises is its doing",
+    "testing/conformance.py:_capabilities": "a foreign engine may raise anything",
+    "testing/conformance.py:_tried": "a foreign engine may raise anything",
     "tickets/publisher.py:Publisher._publish": "a client of any queue may raise anything",
     "tickets/thread.py:TicketThread._serve": "what a start raises is raised in the caller's thread",
     "worker/batches.py:Batcher._one": "every waiter of a batch gets its failure",

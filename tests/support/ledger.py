@@ -22,7 +22,7 @@ from stoker.broker.postgres.store import PostgresStore
 from stoker.broker.store_memory import MemoryStore
 from stoker.broker.store_sqlite import SqliteStore
 from stoker.model.ids import Fence, RolloutId
-from stoker.seams.clock import Instant
+from stoker.testing.engines import ManualClock
 from stoker.testing.ledger_moves import ROLLOUT, RUN, WORKER, LedgerMoves, act, action, held
 from support.postgres import drop_schema, fresh_schema, server
 
@@ -44,20 +44,6 @@ __all__ = [
 ENGINES = ("memory", "sqlite", "owner", "postgres")
 BOUND_SECONDS = 60.0
 """No test waits longer; how fast it is proves nothing."""
-
-
-class ManualClock:
-    """A clock that moves when told."""
-
-    def __init__(self) -> None:
-        self.boot = 1_000.0
-        self.wall = 1_700_000_000.0
-
-    def monotonic(self) -> float:
-        return self.boot
-
-    def now(self) -> Instant:
-        return Instant(self.boot, self.wall)
 
 
 class Harness(LedgerMoves):

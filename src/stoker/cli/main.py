@@ -14,7 +14,18 @@ from typing import Annotated
 import typer
 
 from stoker import __version__
-from stoker.cli import bench, config, doctor, export, ledger, replay, show, status, worker
+from stoker.cli import (
+    bench,
+    config,
+    conformance,
+    doctor,
+    export,
+    ledger,
+    replay,
+    show,
+    status,
+    worker,
+)
 from stoker.cli import run as run_command
 from stoker.cli.text import clean
 from stoker.errors import EXIT_BAD_INPUT, BadInput, StokerError
@@ -59,6 +70,7 @@ app.command("show")(show.show)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)
 app.command("doctor")(doctor.doctor)
+app.command("conformance")(conformance.conformance)
 app.add_typer(bench.app, name="bench")
 app.add_typer(config.app, name="config")
 
