@@ -1,9 +1,10 @@
-"""Write docs/reference from the code: settings, metrics and log events, errors.
+"""Write docs/reference from the code: settings, metrics and log events, errors, crash points.
 
 ``python tools/reference.py`` rewrites the pages; a golden test holds them to the code. The pages
 state the present only, and a name that is not in the code cannot be in them.
 """
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from stoker.config import keys
 from stoker.config.load import load_settings
 from stoker.config.show import meaning, rows, value_text
 from stoker.observe.catalogue import LOG_EVENTS, METRICS
+from stoker.seams.faultpoints import ACTIONS, POINTS, TRIED
 from stoker.worker.log import EVENTS as WORKER_EVENTS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
@@ -39,6 +41,7 @@ def pages() -> dict[str, str]:
         "settings.md": "\n".join([MADE, *settings(), ""]),
         "metrics.md": "\n".join([MADE, *metrics(), ""]),
         "errors.md": "\n".join([MADE, *error_codes(), ""]),
+        "crash-points.md": "\n".join([MADE, *crash_points(), ""]),
     }
 
 
@@ -110,6 +113,27 @@ def error_codes() -> Iterator[str]:
     for cls in sorted(_classes(errors.StokerError), key=lambda c: (c.side.value, c.code)):
         says = (cls.__doc__ or "").strip().splitlines()[0]
         yield f"| `{cls.code}` | {cls.side} | {'yes' if cls.retryable else 'no'} | {says} |"
+
+
+def crash_points() -> Iterator[str]:
+    """Yield the page of fault points."""
+    for name in ("broker.owner", "coordinator.execute", "rollout.host", "worker.main"):
+        importlib.import_module(f"stoker.{name}")  # these four declare every point
+    yield from (
+        "# Crash points",
+        "",
+        "Where the crash floor ends a real process of a real run, or makes a write or a message",
+        "fail, and compares what comes of it with a run that was left alone. A point that no test",
+        "reaches fails the floor. `STOKER_FAULT=NAME=ACTION[@N]` arms one, at its N-th time, in a",
+        "process and in whatever it starts.",
+        "",
+        "| action | what happens |",
+        "| --- | --- |",
+    )
+    yield from (f"| `{action}` | {says} |" for action, says in ACTIONS.items())
+    yield from ("", "| point | what is about to happen | tried there |", "| --- | --- | --- |")
+    for name, says in sorted(POINTS.items()):
+        yield f"| `{name}` | {says} | {', '.join(f'`{action}`' for action in TRIED[name])} |"
 
 
 def _classes(base: type[errors.StokerError]) -> Iterator[type[errors.StokerError]]:

@@ -214,6 +214,12 @@ class ArtifactDamaged(Infrastructure):
     retryable = False
 
 
+class ArtifactNotStored(Infrastructure):
+    """Content too large for a row could not be written to the artifact store."""
+
+    code = "artifact_not_stored"
+
+
 class WorkerLost(Infrastructure):
     """The worker that ran the action is gone."""
 

@@ -28,7 +28,7 @@ from stoker.errors import LedgerStorageFailed, LedgerUnavailable, RunDirectoryUn
 from stoker.model.action import Effect
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence
-from stoker.seams.faultpoints import POINTS
+from stoker.seams.faultpoints import TRIED
 from stoker.wire.frames import FRAME_BYTES_MAX, PROTOCOL_VERSION, Hello
 from support.ledger import BOUND_SECONDS, ROLLOUT, RUN, WORKER, Harness, act, action
 from support.ledger_process import (
@@ -41,7 +41,11 @@ from support.ledger_process import (
 
 assert stoker.broker.owner  # importing it declares the owner's fault points
 
-LEDGER_POINTS = sorted(name for name in POINTS if name.startswith("ledger."))
+LEDGER_POINTS = sorted(
+    name
+    for name, tried in TRIED.items()
+    if name.startswith("ledger.") and "kill" in tried and name != "ledger.close.before"
+)
 OPENING = {"ledger.open.before", "ledger.open.after"}
 CYCLES = 6
 FOREIGNER = """
@@ -116,7 +120,9 @@ def test_b6_the_owner_killed_at_every_point_keeps_what_it_promised(
     place: Path, point: str, nth: int
 ) -> None:
     owner = start_owner(place, f"{point}=kill@{nth}")
-    opening = nth == 1 and point != "ledger.reply.before"  # reached before anybody can connect
+    opening = nth == 1 and not point.startswith(
+        "ledger.reply."
+    )  # reached before anybody can connect
     if not opening:
         wait_until_published(place, owner)
     promises = Promises()
@@ -139,6 +145,44 @@ def test_b6_the_owner_killed_at_every_point_keeps_what_it_promised(
     else:
         talk(place, scenario)
         assert wait_for_end(owner) == -signal.SIGKILL, f"{point} was never reached"
+
+
+def test_an_owner_killed_while_it_closes_loses_nothing(place: Path) -> None:
+    owner = start_owner(place, "ledger.close.before=kill")
+    wait_until_published(place, owner)
+
+    async def before(h: Harness) -> None:
+        await h.submit(action(1), action(2))
+        [lease] = await h.lease(slots=1)
+        await h.start(lease)
+        await h.complete(lease)
+
+    talk(place, before)
+    owner.terminate()
+    assert wait_for_end(owner) == -signal.SIGKILL, "ledger.close.before was never reached"
+
+    async def after(h: Harness) -> None:
+        assert list(await h.completed()) == [act(1)]
+        [lease] = await h.lease(slots=2)
+        assert lease.action.action_id == act(2)
+
+    talk(place, after)
+
+
+@pytest.mark.parametrize("fault", ["ledger.reply.send=torn@5", "ledger.reply.lost=lost@5"])
+def test_b6_replies_that_are_torn_or_lost_are_asked_for_again(place: Path, fault: str) -> None:
+    owner = start_owner(place, fault)
+    wait_until_published(place, owner)
+    promises = Promises()
+
+    async def scenario(h: Harness) -> None:
+        await work(h, promises)
+        assert sorted(await h.completed()) == sorted(promises.done) == sorted(promises.accepted)
+        assert (await h.ledger.stats()).attempts_total == CYCLES
+
+    talk(place, scenario)
+    if "torn" in fault:
+        assert wait_for_end(owner) == -signal.SIGKILL, f"{fault} was never reached"
 
 
 def test_killed_at_random_moments_while_many_requests_are_under_way(place: Path) -> None:

@@ -1,7 +1,8 @@
-"""Every declared fault point, in a whole run: one process is killed there, and nothing shows it.
+"""Every declared fault point, in whole runs: processes are killed there, and nothing shows it.
 
 The points are those the code declares; one that no run reaches fails the floor. What dies is
-resumed (the coordinator, by us) or started again (the rest, by whoever needs it).
+resumed (the coordinator, by us) or started again (the rest, by whoever needs it). One run goes
+through all points of a family; a run for each point alone is the long way to the same.
 """
 
 import signal
@@ -14,12 +15,13 @@ import pytest
 
 import stoker.broker.owner
 import stoker.coordinator.execute
-import stoker.worker.main  # noqa: F401 - these three declare every point
+import stoker.rollout.host
+import stoker.worker.main  # noqa: F401 - these four declare every point
 from stoker.model.completion import CompletionStatus
 from stoker.model.events import Delivered
 from stoker.model.ids import ActionId
 from stoker.model.outcome import OutcomeKind
-from stoker.seams.faultpoints import POINTS
+from stoker.seams.faultpoints import POINTS, TRIED
 from support import runs_errands as errands
 from support.runs import Rig, rig, tell
 from support.runs_records import Records, Rollout, read
@@ -42,13 +44,27 @@ async def chores(ctx, task):
     sent = await ctx.call(["sh", "-c", LINE + "echo sent", "sh", log], effect="external")
     late = await ctx.first(ctx.call(["sleep", "60"]), ctx.sleep(0.02))
     read = await box.run(["cat", "a"])
+    await ctx.local(len, "abc")
     whole = (written.ok, len(long.run.stdout.kept), sent.run.text, late, read.text)
     assert whole == (True, 50000, "sent", None, "begun written"), whole
     return len(turn.text) + ctx.random.random()
 """
 COUNT = 3
-WORKERS = ("worker.", "artifact.")
+WORKERS = ("worker.", "artifact.", "box.")
 """Points where a worker dies: an artifact of this size is a tool's output."""
+ELSEWHERE = {
+    ("ledger.close.before", "kill"): "test_an_owner_killed_while_it_closes_loses_nothing",
+    ("ledger.commit.before", "disk_full"): (
+        "test_b12_a_full_disk_rejects_the_group_and_the_owner_goes_on"
+    ),
+    ("artifact.write", "disk_full"): (
+        "test_b12_a_full_disk_costs_a_result_or_a_file_and_the_worker_goes_on"
+    ),
+    ("worker.file.write", "disk_full"): (
+        "test_b12_a_full_disk_costs_a_result_or_a_file_and_the_worker_goes_on"
+    ),
+}
+"""What no whole run tries, since it ends otherwise there, and the test that does."""
 SETTINGS = {
     "workers": {"classes": {"fast": {"limits": {"output": 100_000}}}},
     "program": {"hosts": 1},
@@ -71,7 +87,63 @@ def small_rig(folder: Path) -> AbstractContextManager[Rig]:
     )
 
 
-@pytest.mark.parametrize("point", sorted(POINTS))
+def in_one_run(action: str, *parties: str) -> list[str]:
+    """Return the points of some parties at which an action is tried in a whole run."""
+    tried = [name for name, actions in TRIED.items() if action in actions]
+    return sorted(n for n in tried if n.startswith(parties) and (n, action) not in ELSEWHERE)
+
+
+FAMILIES = {
+    "the coordinator is killed": ("kill", ["coordinator."]),
+    "the ledger is killed": ("kill", ["ledger."]),
+    # A worker that ends too often soon after its start is given up: three runs.
+    "workers are killed before they begin": (
+        "kill",
+        ["worker.file", "worker.swept", "worker.enrolled", "worker.leased", "worker.beat"],
+    ),
+    "workers are killed at work": ("kill", ["worker.started", "worker.executed", "box."]),
+    "workers are killed as they tell": (
+        "kill",
+        ["worker.complete", "worker.release", "artifact."],
+    ),
+    "program hosts are killed": ("kill", ["host."]),
+    "writes are torn": ("torn", [""]),
+    "replies are lost": ("lost", [""]),
+}
+
+
+def test_every_point_is_tried_in_some_run() -> None:
+    tried = {(p, how) for how, names in FAMILIES.values() for p in in_one_run(how, *names)}
+    declared = {(name, how) for name, actions in TRIED.items() for how in actions}
+    assert tried | ELSEWHERE.keys() == declared
+    written = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    assert all(f"def {test}(" in written for test in ELSEWHERE.values())
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_each_point_once_in_one_run(family: str, tmp_path: Path, reference: Records) -> None:
+    """One run meets its fate at every point of a family, once each, in the order it comes to."""
+    action, parties = FAMILIES[family]
+    points = in_one_run(action, *parties)
+    with small_rig(tmp_path) as one:
+        one.armed.mkdir()
+        for point in points:
+            (one.armed / point).touch()
+        fault = ",".join(f"{point}={action}" for point in points)
+        one.start(fault=fault)
+        deaths = 0
+        while (status := one.ended()) == -signal.SIGKILL:
+            deaths += 1
+            assert deaths <= len(points), "somebody else is killed"
+            one.start(fault=fault)
+        left = sorted(token.name for token in one.armed.iterdir())
+        assert not left, f"never reached: {left}\n{one.said()}"
+        assert status == 0, one.said()
+        check(one, reference, workers_hurt=any(p.startswith(WORKERS) for p in points))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("point", in_one_run("kill", ""))
 def test_killed_at_every_point_once(point: str, tmp_path: Path, reference: Records) -> None:
     tell(f"{point}: {POINTS[point]}")
     with small_rig(tmp_path) as one:
@@ -82,20 +154,25 @@ def test_killed_at_every_point_once(point: str, tmp_path: Path, reference: Recor
             one.start()
             status = one.ended()
         assert status == 0, one.said()
-        assert one.report()["snapshot"]["boxes_leaked"] == 0
-        records = read(one.run.path)
-        counted = Counter(one.lines())
+        check(one, reference, workers_hurt=point.startswith(WORKERS))
+
+
+def check(one: Rig, reference: Records, *, workers_hurt: bool) -> None:
+    """Compare a run that was hurt with one that was left alone."""
+    assert one.report()["snapshot"]["boxes_leaked"] == 0
+    records = read(one.run.path)
+    counted = Counter(one.lines())
     assert set(records.rollouts) == set(reference.rollouts)
     for place, rollout in records.rollouts.items():
         expected = reference.rollouts[place]
         if ambiguous(rollout):
             assert rollout.outcome.kind is OutcomeKind.AMBIGUOUS
-            assert point.startswith(WORKERS), "nobody else's death makes an effect doubtful"
+            assert workers_hurt, "nobody else's death makes an effect doubtful"
         else:
             assert rollout.outcome == expected.outcome
             assert delivered(rollout) == delivered(expected)
     again = {key: count for key, count in counted.items() if count > 1}
-    assert not again or point.startswith(WORKERS), again
+    assert not again or workers_hurt, again
     actions = records.actions
     assert all(count <= actions[ActionId(key)].deliveries for key, count in counted.items())
 

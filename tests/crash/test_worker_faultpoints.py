@@ -8,16 +8,24 @@ import pytest
 import stoker.worker.main  # noqa: F401 - declares every point
 from stoker.model.action import Effect
 from stoker.model.completion import CompletionStatus, EnvironmentState
+from stoker.model.faults import FaultSide
 from stoker.seams.faultpoints import POINTS
 from support.worker_process import Run
 
-BEFORE_START = ("worker.swept", "worker.enrolled", "worker.leased", "worker.started.before")
+BEFORE_START = (
+    "worker.file.write",
+    "worker.swept",
+    "worker.enrolled",
+    "worker.beat.before",
+    "worker.leased",
+    "worker.started.before",
+)
 """Nothing has begun: the action is requeued, its attempt unspent."""
 BEFORE_EFFECT = ("worker.started.after",)
 AFTER_EFFECT = ("worker.executed", "worker.complete.before")
 AFTER_REPLY = ("worker.complete.after",)
-ELSEWHERE = ("worker.released",)
-"""Reached by giving leases back: a test of its own below."""
+ELSEWHERE = ("worker.released", "worker.release.after")
+"""Reached by giving leases back: a test of their own below."""
 
 
 def test_every_declared_point_is_killed_somewhere() -> None:
@@ -115,10 +123,11 @@ def test_b1_an_environment_goes_with_its_worker(tmp_path: Path, point: str) -> N
     asyncio.run(scenario())
 
 
-def test_b8_killed_while_giving_back_a_cancelled_action(tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", ELSEWHERE)
+def test_b8_killed_while_giving_back_a_cancelled_action(tmp_path: Path, point: str) -> None:
     async def scenario() -> None:
         async with Run(tmp_path) as run:
-            process = run.start(fault="worker.released=kill")
+            process = run.start(fault=f"{point}=kill")
             await run.working(process)
             action = run.call(
                 "slow_append",
@@ -135,5 +144,29 @@ def test_b8_killed_while_giving_back_a_cancelled_action(tmp_path: Path) -> None:
             reclaimed = await run.event(lambda e: e.kind == "reclaimed")
             assert reclaimed.action_id == action.action_id
             assert run.count(action) == 1
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("point", ["artifact.write", "worker.file.write"])
+def test_b12_a_full_disk_costs_a_result_or_a_file_and_the_worker_goes_on(
+    tmp_path: Path, point: str
+) -> None:
+    async def scenario() -> None:
+        async with Run(tmp_path) as run:
+            process = run.start(fault=f"{point}=disk_full")
+            large = run.call("big", arguments={"megabytes": 1}, effect=Effect.PURE)
+            await run.submit(large)
+            done = await run.completion(large)
+            if point == "artifact.write":
+                assert done.status is CompletionStatus.ERROR
+                assert done.fault is not None
+                assert done.fault.side is FaultSide.INFRASTRUCTURE, "never the policy's doing"
+            else:
+                assert done.status is CompletionStatus.OK
+            after = run.append("after")
+            await run.submit(after)
+            assert (await run.completion(after)).status is CompletionStatus.OK
+            assert process.poll() is None, "the worker lives"
 
     asyncio.run(scenario())

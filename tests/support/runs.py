@@ -147,7 +147,7 @@ class Rig:
         """Where tools leave their lines."""
         self.gate = folder / "gate"
         self.armed = folder / "armed"
-        """There while an armed fault point has not been reached."""
+        """There while an armed point has not been reached; in a directory, a file a point."""
         self.coordinator: subprocess.Popen[bytes] | None = None
         self.coordinators = 0
         self.spawned: list[subprocess.Popen[bytes]] = []
@@ -194,7 +194,8 @@ class Rig:
     def _popen(self, command: list[str], name: str, fault: str) -> subprocess.Popen[bytes]:
         kept = {k: v for k, v in os.environ.items() if not k.startswith("STOKER_")}
         if fault:
-            self.armed.touch()
+            if not self.armed.is_dir():
+                self.armed.touch()
             kept |= {"STOKER_FAULT": fault, "STOKER_FAULT_ONCE": str(self.armed)}
         out = (self.folder / f"{name}.out").open("wb")
         err = (self.folder / f"{name}.err").open("wb")

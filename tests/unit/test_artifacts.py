@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import ArtifactDamaged
+from stoker.errors import ArtifactDamaged, ArtifactNotStored
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.value import INLINE_BYTES_MAX, Value, content_digest
 
@@ -79,6 +79,6 @@ def test_a_failed_write_leaves_nothing_under_the_digest(
 
     monkeypatch.setattr("stoker.journal.artifacts.os.fsync", no_space)
     (tmp_path / content_digest(LARGE)[:2]).mkdir()
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(ArtifactNotStored, match=r"No space.*nothing of them was kept; free some"):
         ArtifactStore(tmp_path).put(LARGE)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

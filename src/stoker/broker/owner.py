@@ -36,6 +36,7 @@ from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import arm, declare, reach
 
 OPEN_BEFORE = declare("ledger.open.before", "an owner holds the lock and has not opened the file")
+CLOSE_BEFORE = declare("ledger.close.before", "an owner nobody needs is about to close the file")
 OPEN_AFTER = declare("ledger.open.after", "the new epoch is durable; nobody can connect yet")
 
 _BACKLOG = 256
@@ -110,6 +111,7 @@ def _serve(service: LedgerService, directory: Path, socket_file: Path, idle_exit
         os._exit(1)  # nothing may be flushed or checkpointed after a failed sync
     socket_file.unlink(missing_ok=True)
     server.close()
+    reach(CLOSE_BEFORE)
     service.close()
     _log.info("ledger %s closed", directory)
     return 0

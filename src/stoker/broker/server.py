@@ -29,12 +29,17 @@ from stoker.broker.exchange import Answer as Outcome
 from stoker.broker.exchange import Exchange, Pending, nothing_for
 from stoker.errors import LedgerFenced, StokerError, WireViolation
 from stoker.seams.clock import Clock, Instant
+from stoker.seams.faultpoints import declare, end, reach, tears
 from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
 
 _READ_BYTES = 256 * 1024
 _UNSENT_BYTES_MAX = 256 * 1024 * 1024
 """A peer that does not read for this long a queue is closed."""
 _FULL_SECONDS = 0.2
+REPLY_SEND = declare("ledger.reply.send", "the bytes of replies are about to leave", "torn")
+REPLY_LOST = declare("ledger.reply.lost", "replies are about to be sent to one peer", "lost")
+REPLY_AFTER = declare("ledger.reply.after", "a group's replies have left")
+
 _PEER = struct.Struct("3i")
 _log = logging.getLogger("stoker.ledger")
 
@@ -103,6 +108,8 @@ class Server:
             self._ring()
             for connection in [c for c in self._connections if c.unsent or c.closing]:
                 self._send(connection)
+            if group:
+                reach(REPLY_AFTER)
 
     def close(self) -> None:
         """Close every socket."""
@@ -269,10 +276,16 @@ class Server:
         connection.closing = True
 
     def _send(self, connection: Connection) -> None:
+        if connection.unsent and reach(REPLY_LOST):
+            self._drop(connection)
+            return
+        if connection.unsent and tears(REPLY_SEND):
+            del connection.unsent[len(connection.unsent) // 2 :]
         try:
             while connection.unsent:
                 sent = connection.sock.send(connection.unsent)
                 del connection.unsent[:sent]
+            end(REPLY_SEND)
         except BlockingIOError:
             self._watch(connection, writing=True)
             return

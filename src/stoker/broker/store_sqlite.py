@@ -47,7 +47,9 @@ from stoker.seams.clock import Instant
 from stoker.seams.disk import sync_directory
 from stoker.seams.faultpoints import declare, reach
 
-COMMIT_BEFORE = declare("ledger.commit.before", "a group of ledger transitions is about to commit")
+COMMIT_BEFORE = declare(
+    "ledger.commit.before", "a group of ledger transitions is about to commit", "kill", "disk_full"
+)
 COMMIT_AFTER = declare("ledger.commit.after", "a group has committed; nobody has been told")
 SYNC_BEFORE = declare("ledger.sync.before", "a committed group is about to be synced")
 

@@ -50,6 +50,8 @@ from stoker.seams.clock import Clock
 from stoker.seams.faultpoints import declare, reach
 
 REVIVED = declare("coordinator.revived", "what an earlier coordinator left is back")
+CANCEL_BEFORE = declare("coordinator.cancel.before", "the ledger is about to be told to cancel")
+CANCEL_AFTER = declare("coordinator.cancel.after", "the ledger has ended what was withdrawn")
 SETTLED = declare("coordinator.settled", "every outcome is on disk; workers still live")
 
 _EVENTS_WAIT_SECONDS = 30.0
@@ -241,6 +243,7 @@ class Coordinator:
 
     async def _cancel(self, action_ids: tuple[ActionId, ...]) -> None:
         await self.parts.appender.flush()  # an action is submitted before it is cancelled
+        reach(CANCEL_BEFORE)
         await self.parts.ledger.cancel(
             Cancel(
                 run_id=self.parts.plan.run_id,
@@ -250,6 +253,7 @@ class Coordinator:
                 reason="withdrawn",
             )
         )
+        reach(CANCEL_AFTER)
 
     def _refused(self, rollout_id: RolloutId, action_id: ActionId) -> None:
         """End a rollout whose action the ledger would not take: it would wait for its timeout."""

@@ -18,6 +18,7 @@ from stoker.model.events import Late, Verb
 from stoker.seams.faultpoints import declare, reach
 
 EVENT_BEFORE = declare("coordinator.event.before", "the ledger has told of an action")
+EVENT_AFTER = declare("coordinator.event.after", "what the ledger told was applied here, not kept")
 
 
 class EventRouter:
@@ -30,6 +31,10 @@ class EventRouter:
     def apply(self, event: LedgerEvent) -> None:
         """Apply one event."""
         reach(EVENT_BEFORE)
+        self._apply(event)
+        reach(EVENT_AFTER)
+
+    def _apply(self, event: LedgerEvent) -> None:
         if event.kind is LedgerEventKind.REQUEUED:
             self._flow.parts.figures.retried(event.detail)
             self._flow.parts.log.event(

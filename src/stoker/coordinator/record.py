@@ -16,6 +16,10 @@ from stoker.errors import RunChanged, RunDirectoryUnusable, RunNotFound
 from stoker.model.ids import RunId
 from stoker.model.value import content_digest
 from stoker.seams.disk import make_directories, sync_directory
+from stoker.seams.faultpoints import declare, reach, write
+
+RECORD_WRITE = declare("coordinator.record.write", "what a run is found by is written", "torn")
+RECORD_RENAME = declare("coordinator.record.rename", "what a run is found by has no name yet")
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,10 +117,12 @@ def write_atomically(path: Path, content: bytes, *, synced: bool = False) -> Non
     """
     draft = path.with_name(path.name + ".new")
     with draft.open("wb") as file:
-        file.write(content)
         if synced:
-            file.flush()
+            write(RECORD_WRITE, content, file)
             os.fsync(file.fileno())
+            reach(RECORD_RENAME)
+        else:
+            file.write(content)
     draft.replace(path)
     if synced:
         sync_directory(path.parent)

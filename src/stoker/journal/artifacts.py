@@ -8,13 +8,17 @@ submitted the moment ``put`` returns. What is read back is checked against its d
 import os
 from pathlib import Path
 
-from stoker.errors import ArtifactDamaged
+from stoker.errors import ArtifactDamaged, ArtifactNotStored
 from stoker.model.value import INLINE_BYTES_MAX, Value, content_digest, inline_value
 from stoker.seams.disk import make_directories, sync_directory
 from stoker.seams.entropy import fresh_id
-from stoker.seams.faultpoints import declare, reach
+from stoker.seams.faultpoints import declare, reach, write
 
+WRITE = declare(
+    "artifact.write", "an artifact's bytes are about to be written", "torn", "disk_full"
+)
 RENAME_BEFORE = declare("artifact.rename.before", "an artifact is written but has no name yet")
+RENAME_AFTER = declare("artifact.rename.after", "an artifact has its name, not yet on disk")
 
 _HEX_DIGITS = 64
 
@@ -29,15 +33,22 @@ class ArtifactStore:
         """Return a value for ``content``, inline when small, else stored as a file.
 
         Raises:
-            OSError: the disk is full or gone; nothing has appeared under the digest.
+            ArtifactNotStored: the disk is full or gone; nothing has appeared under the digest.
         **Durability:** content that is not inline is on disk when this returns.
         """
         if len(content) <= INLINE_BYTES_MAX:
             return inline_value(content)
         digest = content_digest(content)
         path = self._path(digest)
-        if not self._holds(path, len(content)):
-            self._write(path, content)
+        try:
+            if not self._holds(path, len(content)):
+                self._write(path, content)
+        except OSError as error:
+            raise ArtifactNotStored(
+                f"{len(content)} bytes could not be stored in {self._directory}: {error.strerror}; "
+                "nothing of them was kept; free some space on that disk",
+                digest=digest,
+            ) from error
         return Value(digest=digest, size_bytes=len(content))
 
     def get(self, value: Value) -> bytes:
@@ -83,11 +94,11 @@ class ArtifactStore:
         fresh = path.parent / f".{fresh_id('new_')}"
         try:
             with fresh.open("xb") as file:
-                file.write(content)
-                file.flush()
+                write(WRITE, content, file)
                 os.fsync(file.fileno())
             reach(RENAME_BEFORE)
             fresh.replace(path)
+            reach(RENAME_AFTER)
         except OSError:
             fresh.unlink(missing_ok=True)
             raise

@@ -58,7 +58,15 @@ from stoker.rollout.program import Rollout, load_program
 from stoker.rollout.trampoline import Trampoline
 from stoker.rollout.watchdog import Step, Watchdog
 from stoker.seams.clock import SystemClock
+from stoker.seams.faultpoints import arm, declare, end, reach, tears
 from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
+
+LOADED = declare("host.loaded", "a program is loaded and nobody has been told")
+MESSAGE = declare("host.message", "a message has come and nothing of it was done")
+TURN_BEFORE = declare("host.turn.before", "a program has taken its turn and nobody knows")
+TURN_SEND = declare("host.turn.send", "the bytes of a turn are about to leave", "torn")
+TURN_AFTER = declare("host.turn.after", "a turn has left")
+LOCAL_BEFORE = declare("host.local.before", "a local function has run and nobody knows")
 
 _READ_BYTES = 256 * 1024
 _PR_SET_PDEATHSIG = 1
@@ -85,7 +93,10 @@ class Link:
         """Send ``message``; a coordinator that is gone ends the process at the next read."""
         encoded = frame(_encoder.encode(message))
         with self._lock, contextlib.suppress(OSError):
+            if isinstance(message, Turn) and tears(TURN_SEND):
+                encoded = encoded[: len(encoded) // 2]
             self._sock.sendall(encoded)
+            end(TURN_SEND)
 
     def messages(self) -> Iterator[ToHost | Hello]:
         """Yield messages until the coordinator closes."""
@@ -112,6 +123,7 @@ class Host:
         for message in self._link.messages():
             if isinstance(message, StopHost):
                 return
+            reach(MESSAGE)
             self._handle(message)
 
     def _handle(self, message: ToHost | Hello) -> None:
@@ -140,6 +152,7 @@ class Host:
             self._link.send(LoadFailed(message=str(error)))
             return
         self._program = program
+        reach(LOADED)
         self._link.send(
             Loaded(
                 name=program.name,
@@ -182,8 +195,10 @@ class Host:
         self._tell(trampoline, turn)
 
     def _tell(self, trampoline: Trampoline, turn: Turn) -> None:
+        reach(TURN_BEFORE)
         try:
             self._link.send(turn)
+            reach(TURN_AFTER)
         except (WireViolation, ValueError, OverflowError) as error:
             fault = VerbMisused(f"what the program gave cannot be sent ({error}); it was ended")
             turn = Turn(rollout_id=turn.rollout_id, outcome=ProgramOutcome(fault=fault.record()))
@@ -216,6 +231,7 @@ class Host:
         self, trampoline: Trampoline, path: CallPath, operation: VerbOperation[Any]
     ) -> None:
         value, fault = run_local(operation)
+        reach(LOCAL_BEFORE)
         if not trampoline.evicting:
             rollout_id = trampoline.start.rollout_id
             self._link.send(LocalDone(rollout_id=rollout_id, path=path, value=value, fault=fault))
@@ -252,6 +268,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args(argv)
     _end_with(options.parent)
+    arm(os.environ)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the coordinator's to understand
     faulthandler.enable()
     sys.stdout = sys.stderr = LogStream(io.FileIO(2, "w", closefd=False))

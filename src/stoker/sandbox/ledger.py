@@ -18,7 +18,11 @@ import msgspec
 
 from stoker.seams.clock import boot_id
 from stoker.seams.entropy import fresh_id
+from stoker.seams.faultpoints import declare, reach
 from stoker.seams.locks import lock_is_refused
+
+BOX_NOTED = declare("box.noted", "a box is written down and nothing of it exists")
+BOX_STRUCK = declare("box.struck", "a box is gone and still written down")
 
 _encoder = msgspec.json.Encoder()
 
@@ -65,12 +69,14 @@ class BoxLedger:
         try:
             partial.write_bytes(_encoder.encode(record))
             partial.rename(path)
+            reach(BOX_NOTED)
         except OSError:
             partial.unlink(missing_ok=True)
             raise
 
     def strike(self, box_id: str) -> None:
         """Remove the record of a box that is gone; a record that comes back is swept harmlessly."""
+        reach(BOX_STRUCK)
         (self._boxes / f"{box_id}.json").unlink(missing_ok=True)
 
     def records(self) -> list[BoxRecord]:

@@ -14,9 +14,14 @@ from stoker.errors import RunOwned
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import WorkerId
 from stoker.seams.entropy import fresh_id
+from stoker.seams.faultpoints import declare, reach
 from stoker.seams.locks import take_lock
 
 from .figures import WorkerFigures
+
+HOME_WRITE = declare(
+    "worker.file.write", "a small file of a worker is written", "kill", "disk_full"
+)
 
 
 class WorkerHome:
@@ -78,5 +83,6 @@ class WorkerHome:
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.directory / f".{name}.new"
+        reach(HOME_WRITE)
         temporary.write_bytes(content)
         temporary.replace(self.directory / name)

@@ -46,6 +46,7 @@ _EMPTY_SECONDS = 0.05
 _FLUSH_SECONDS = 0.25
 """What a process that was stopped gives to work that ended meanwhile, to be read and handed in."""
 
+BEAT_BEFORE = declare("worker.beat.before", "a sign of life is about to be sent")
 ENROLLED = declare("worker.enrolled", "the ledger knows this incarnation; nothing is leased")
 LEASED = declare("worker.leased", "leases have arrived and nothing of them has begun")
 
@@ -312,6 +313,7 @@ class Worker:
         jobs = self._hands.of(worker_id)
         sent_at = self._clock.monotonic()
         request = HeartbeatRequest(worker_id=worker_id, held=tuple(job.held for job in jobs))
+        reach(BEAT_BEFORE)
         try:
             reply = await self._ledger.heartbeat(request)
         except LedgerRefused as error:

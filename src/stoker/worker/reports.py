@@ -45,6 +45,7 @@ _AGAIN = (LedgerUnavailable, LedgerStorageFailed)
 
 COMPLETE_BEFORE = declare("worker.complete.before", "a batch of results is about to be sent")
 COMPLETE_AFTER = declare("worker.complete.after", "the ledger has answered a batch of results")
+RELEASE_AFTER = declare("worker.release.after", "the ledger has taken leases back")
 STARTED_BEFORE = declare("worker.started.before", "the ledger is about to be asked to begin work")
 STARTED_AFTER = declare("worker.started.after", "work may begin, and has not")
 
@@ -115,6 +116,7 @@ class Reports:
         while True:
             try:
                 await self._ledger.release(request)
+                reach(RELEASE_AFTER)
             except _AGAIN:
                 await asyncio.sleep(jittered(RETRY_SECONDS))
             except StokerError as error:
