@@ -183,6 +183,19 @@ def test_b18_one_poison_among_innocents_costs_them_no_attempt(engine: str, tmp_p
     with_ledger(engine, tmp_path, scenario)
 
 
+def test_i5_releases_are_deliveries_and_bounded_too(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1, deliveries_max=3))
+        for delivery in (1, 2, 3):
+            [lease] = await h.lease()
+            assert lease.delivery == delivery
+            assert await h.release(lease) == [HoldVerdict.OK]
+        assert await h.lease() == []
+        assert (await h.completed())[act(1)].status is CompletionStatus.DEAD
+
+    with_ledger(engine, tmp_path, scenario)
+
+
 def test_b19_cancel_release_and_acknowledge_pass_every_cap(engine: str, tmp_path: Path) -> None:
     limits = LedgerLimits(results_max=1, queued_max=1, outstanding_per_rollout_max=1)
 

@@ -25,16 +25,34 @@ class PowerStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self._disk = self._snapshot()
+        self.synced = True
+        """Whether the disk holds everything."""
 
     def commit(self, *, sync: bool) -> None:
         super().commit(sync=sync)
         if sync:
             self._disk = self._snapshot()
+        self.synced = sync
 
     def lose_power(self) -> None:
         """Forget every commit since the last sync."""
         for name, value in self._disk.items():
             setattr(self, name, _copied(value))
+        self.synced = True
+
+    def tables(self) -> dict[str, Any]:
+        """Return every table by name."""
+        return {name: getattr(self, name) for name in _TABLES}
+
+    def disk(self) -> dict[str, Any]:
+        """Return every table as power would leave it."""
+        return self._disk
+
+    def copy_tables_of(self, other: "PowerStore") -> None:
+        """Become another store with the same content; what is on disk never changes in place."""
+        for name, value in other.tables().items():
+            setattr(self, name, _copied(value))
+        self._undo = []
 
     def _snapshot(self) -> dict[str, Any]:
         return {name: _copied(getattr(self, name)) for name in _TABLES}

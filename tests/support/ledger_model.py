@@ -35,6 +35,17 @@ class Model:
         self.seen: dict[ActionId, Row] = {}
         self.last_fence = Fence(0)
 
+    def twin(self) -> "Model":
+        """Return a copy that goes its own way."""
+        other = Model(self.limits)
+        other.accepted = set(self.accepted)
+        other.results = dict(self.results)
+        other.effects = {action: set(fences) for action, fences in self.effects.items()}
+        other.newest = dict(self.newest)
+        other.seen = dict(self.seen)
+        other.last_fence = self.last_fence
+        return other
+
     def fence(self, fence: Fence) -> None:
         """A fence was given out: higher than all before, over every crash (I3)."""
         assert fence > self.last_fence

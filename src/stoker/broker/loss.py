@@ -41,6 +41,11 @@ def lose(row: Row, what: str, *, crowd: bool = False, worker_gone: bool = True) 
     return _back(noted, spent=True)
 
 
+def deliverable(row: Row) -> bool:
+    """Whether it may be handed out once more (I5)."""
+    return row.deliveries < row.action.deliveries_max
+
+
 def environment_lost(row: Row) -> Decision:
     """End an action whose environment went with its worker, queued or running."""
     fault = EnvironmentLost(
@@ -81,7 +86,7 @@ def restored(row: Row) -> Decision:
 
 def _back(row: Row, *, spent: bool) -> Decision:
     attempts_used = spent and row.attempts >= row.action.attempts_max
-    if attempts_used or row.deliveries >= row.action.deliveries_max:
+    if attempts_used or not deliverable(row):
         return _dead(row)
     return Decision(requeued(row), (Note(LedgerEventKind.REQUEUED, row.causes[-1]),))
 

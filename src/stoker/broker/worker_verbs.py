@@ -23,7 +23,7 @@ from stoker.broker.books import Books, WorkerRecord
 from stoker.broker.coordinator_verbs import check_value, is_external
 from stoker.broker.core import complete, release, start
 from stoker.broker.expiry import Expiry, verdicts
-from stoker.broker.loss import lose
+from stoker.broker.loss import deliverable, lose
 from stoker.broker.queueing import hand_out, hand_out_tickets
 from stoker.broker.rows import Row
 from stoker.broker.store import Enlisted
@@ -169,6 +169,8 @@ def release_work(books: Books, expiry: Expiry, request: ReleaseRequest, now: Ins
         verdict, decision = release(row, held.fence)
         if verdict is HoldVerdict.OK and row.state is ActionState.STARTED:
             decision = lose(row, "released after it had started", worker_gone=False)
+        elif verdict is HoldVerdict.OK and row.live and not deliverable(row):
+            decision = lose(row, "released unstarted", worker_gone=False)  # the last one (I5)
         rows[held.action_id] = books.apply(row, decision)
         found.append(verdict)
     return HoldReply(verdicts=tuple(found))
