@@ -156,8 +156,6 @@ def make_request(
     if changed not in set(Changed):
         allowed = ", ".join(Changed)
         raise typer.BadParameter(f"--changed is {changed!r}; allowed: {allowed}")
-    if which.resume is not None and which.run_id is not None:
-        raise typer.BadParameter("--resume and --run-id both name the run; give one of them")
     path, name = program_of(program)
     directory = find_run(which.resume, runs).path if which.resume is not None else None
     return RunRequest(

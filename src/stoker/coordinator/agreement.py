@@ -58,8 +58,11 @@ def require_usable(request: RunRequest) -> None:
     """Check which run is asked for, before anything is looked for.
 
     Raises:
-        BadInput: its name cannot be a directory's, or a part of a run without a name was asked for.
+        BadInput: it is named twice, its name cannot be a directory's, or a part of a run without a
+            name was asked for.
     """
+    if request.run_id is not None and request.resume is not None:
+        raise BadInput("--resume and --run-id both name the run; nothing was started; give one")
     if request.run_id is not None and not _RUN_ID.fullmatch(request.run_id):
         raise BadInput(
             f"{request.run_id!r} cannot be the id of a run; nothing was started; use letters, "
