@@ -26,6 +26,7 @@ from support import needs
 from support.inference import RUN_PYTHON, request
 
 torch = pytest.importorskip("torch", reason=needs.TORCH)
+from stoker.inference.in_process import calibrate
 from stoker.inference.in_process import model as model_module
 from stoker.inference.in_process.calibrate import Times
 from stoker.inference.in_process.engine import Engine, Running
@@ -91,6 +92,15 @@ def test_a_generation_is_whole(folder: Path) -> None:
         ended = unpack_tokens(said.token_ids)[-1] == 260
         assert said.finish_reason is (FinishReason.STOP if ended else FinishReason.LENGTH)
         assert ended or said.token_count == 20
+
+
+def test_starting_twice_starts_once(folder: Path) -> None:
+    async def main(model: TorchModel) -> None:
+        thread = model._thread
+        await model.start()
+        assert model._thread is thread
+
+    started(folder, main)
 
 
 def test_what_it_says_of_itself(folder: Path) -> None:
@@ -301,7 +311,7 @@ def test_the_faster_format_is_chosen_and_said(
         decode = {fast: 0.1, slow: 0.4}[network.dtype]
         return Times(dtype=network.dtype, prefill=0.1, decode=decode, batch=batch)
 
-    monkeypatch.setattr(model_module, "measure", timed)
+    monkeypatch.setattr(calibrate, "measure", timed)
 
     async def main(model: TorchModel) -> None:
         assert model._network.dtype == fast

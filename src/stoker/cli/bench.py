@@ -1,5 +1,6 @@
 """``stoker bench NAME``: measure this machine against the promised figures."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,6 +25,7 @@ def benches() -> None:
       stoker bench step --json
       stoker bench boxes
       stoker bench ledger
+      stoker bench torch
 
     Exit codes:
       0    measured, whether or not a goal was met
@@ -112,6 +114,41 @@ def ledger(
     from stoker.cli.bench_ledger import measure
 
     _answer(measure(runs=runs, queued=queued, say=remarks().print), as_json=as_json)
+
+
+@app.command("torch")
+def in_process(
+    runs: Annotated[int, typer.Option("--repeat", min=1, help="How often to measure.")] = 3,
+    folder: Annotated[
+        Path | None, typer.Option("--folder", help="A model folder; else SmolLM2 from its wheel.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """What a step of an in-process model costs, and what batching is worth.
+
+    Steps of 1, 8, 32 and 64 sequences, and the time for sequences of uneven and
+    of equal lengths beside transformers' own generate with static batches.
+    Minutes on two cores.
+
+    Examples:
+      stoker bench torch
+      stoker bench torch --repeat 5 --json
+
+    Exit codes:
+      0    measured, whether or not a goal was met
+      1    the bench broke
+      2    torch is not installed, or the folder cannot be used
+      130  interrupted
+    """
+    from stoker.inference.in_process.folder import check_folder
+    from stoker.inference.open import require_torch
+
+    require_torch("torch:smollm2" if folder is None else f"torch:{folder}")
+    if folder is not None:
+        check_folder(folder, tokenizer=False)
+    from stoker.cli.bench_torch import bench
+
+    _answer(bench(folder=folder, runs=runs, say=remarks().print), as_json=as_json)
 
 
 def _answer(document: dict[str, Any], *, as_json: bool) -> None:

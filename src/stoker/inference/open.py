@@ -84,11 +84,12 @@ def _open_http(spec: str, settings: ModelSettings) -> Model:
     return HttpModel(servers(spec), settings)
 
 
-def _open_torch(spec: str, base: Path, settings: ModelSettings) -> Model:
-    named = spec.removeprefix("torch:")
-    folder = None if named == SMOLLM2 else base / named
-    if folder is not None:
-        check_folder(folder)
+def require_torch(spec: str) -> None:
+    """Pass when models in this process can be run.
+
+    Raises:
+        ConfigInvalid: what they need is not installed; the message says how to get it.
+    """
     missing = [name for name in _TORCH_NEEDS if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigInvalid(
@@ -96,6 +97,14 @@ def _open_torch(spec: str, base: Path, settings: ModelSettings) -> Model:
             "install 'stoker[torch,tokens]' (a small CPU build of torch: first pip install torch "
             "--index-url https://download.pytorch.org/whl/cpu)"
         )
+
+
+def _open_torch(spec: str, base: Path, settings: ModelSettings) -> Model:
+    named = spec.removeprefix("torch:")
+    folder = None if named == SMOLLM2 else base / named
+    if folder is not None:
+        check_folder(folder)
+    require_torch(spec)
     if folder is None:
         check_available()
     from stoker.inference.in_process.model import TorchModel  # noqa: PLC0415 - an extra

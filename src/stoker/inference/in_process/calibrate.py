@@ -5,6 +5,8 @@ not: nothing but trying tells. What is timed is a turn of a rollout: its share o
 batch decodes, and the prefill of its prompt.
 """
 
+from pathlib import Path
+
 import msgspec
 
 from stoker.inference.in_process.network import Network, Stretch
@@ -17,6 +19,7 @@ PROMPT_TOKENS = 128
 TURN_TOKENS = 64
 """Tokens sampled after such a prompt, in the turn that is weighed."""
 _RUNS = 2
+_DTYPES = ("float32", "bfloat16")
 
 
 class Times(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +36,25 @@ class Times(msgspec.Struct, frozen=True, kw_only=True):
     def turn(self) -> float:
         """What a turn costs when ``batch`` run side by side."""
         return self.prefill + TURN_TOKENS * self.decode / self.batch
+
+
+def load_fastest(folder: Path, dtype: str, clock: Clock, batch: int) -> tuple[Network, list[Times]]:
+    """Load ``folder`` as ``dtype`` (``auto``: the faster one); return what it was chosen by too.
+
+    Raises:
+        ConfigInvalid: as ``Network.load``.
+    """
+    network = Network.load(folder, _DTYPES[0] if dtype == "auto" else dtype)
+    times = [measure(network, clock, batch)]
+    if dtype != "auto":
+        return network, times
+    network.cast(_DTYPES[1])
+    times.append(measure(network, clock, batch))
+    times.sort(key=lambda one: one.turn)
+    if network.dtype != times[0].dtype:
+        # Not cast back: weights that were rounded to bf16 are not the folder's any more.
+        network = Network.load(folder, times[0].dtype)
+    return network, times
 
 
 def measure(network: Network, clock: Clock, batch: int) -> Times:

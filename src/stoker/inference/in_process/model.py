@@ -18,7 +18,7 @@ from stoker.config.tree import TorchSettings
 from stoker.errors import ConfigInvalid
 from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
-from stoker.inference.in_process.calibrate import BATCH, Times, measure
+from stoker.inference.in_process.calibrate import BATCH, Times, load_fastest
 from stoker.inference.in_process.engine import Engine, Running
 from stoker.inference.in_process.folder import check_folder
 from stoker.inference.in_process.network import Network
@@ -32,8 +32,6 @@ from stoker.model.generation import (
     LogprobKind,
 )
 from stoker.seams.clock import SystemClock
-
-_DTYPES = ("float32", "bfloat16")
 
 
 class TorchModel:
@@ -67,6 +65,8 @@ class TorchModel:
 
         **Cancellation:** the thread ends after what it is at; ``close`` waits for it.
         """
+        if self._thread is not None:
+            return  # by whoever measured it before the run
         self._thread = EngineThread(self._clock)
         try:
             await self._thread.do(self._load)
@@ -187,7 +187,9 @@ class TorchModel:
             self._renderer = self._open_renderer(folder)
         torch.set_num_threads(self._settings.threads or max(1, torch.get_num_threads() // 2))
         try:
-            network, times = self._timed(folder)
+            network, times = load_fastest(
+                folder, self._settings.dtype, self._clock, min(self._window, BATCH)
+            )
             network.open_slots(self._window, self._slot_tokens(network))
         except (MemoryError, RuntimeError) as error:
             raise ConfigInvalid(
@@ -213,21 +215,6 @@ class TorchModel:
         )
         thread = self._started()
         thread.engine = Engine(network, self._window, thread.ended)
-
-    def _timed(self, folder: Path) -> tuple[Network, list[Times]]:
-        """Return the network in its format, and the times it was chosen by."""
-        batch = min(self._window, BATCH)
-        wanted = self._settings.dtype
-        network = Network.load(folder, _DTYPES[0] if wanted == "auto" else wanted)
-        times = [measure(network, self._clock, batch)]
-        if wanted == "auto":
-            network.cast(_DTYPES[1])
-            times.append(measure(network, self._clock, batch))
-            times.sort(key=lambda one: one.turn)
-            if network.dtype != times[0].dtype:
-                # Not cast back: weights that were rounded to bf16 are not the folder's any more.
-                network = Network.load(folder, times[0].dtype)
-        return network, times
 
     def _slot_tokens(self, network: Network) -> int:
         """Return how long a sequence may get; see ``model.torch.kv_memory``."""
