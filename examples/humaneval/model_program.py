@@ -19,7 +19,7 @@ async def write(ctx: stoker.Context, task: stoker.Task) -> stoker.Verdict:
     chat = ctx.chat(data["prompt"])
     for number in range(TURNS_MAX):
         turn = await ctx.generate(chat, temperature=0.0, tokens_max=data["tokens_max"])
-        code = code_of(turn.text, data["start"])
+        code = code_of(turn.text, data["start"], data["entry_point"])
         seen = await box.run(
             ["sh", "-c", "cat > solution.py && exec python check.py"], stdin=code, timeout="20s"
         )
@@ -32,12 +32,13 @@ async def write(ctx: stoker.Context, task: stoker.Task) -> stoker.Verdict:
     return await ctx.score(box, tests)
 
 
-def code_of(text: str, start: str) -> str:
+def code_of(text: str, start: str, entry_point: str) -> str:
     """Return the code of an answer: its first fenced block or all of it.
 
-    An answer that goes on where the problem stops, as base models do, is put after ``start``.
+    An answer that goes on where the problem stops, as base models do, is put after ``start``; one
+    that begins anew gets what the problem has before its function: imports, helpers.
     """
     _, fence, rest = text.partition(FENCE)
     code = rest.partition(FENCE)[0].removeprefix("python").lstrip("\n") if fence else text
     whole = any(line.startswith(("def ", "from ", "import ")) for line in code.splitlines())
-    return code if whole else start + code
+    return (start.partition(f"def {entry_point}(")[0] if whole else start) + code
