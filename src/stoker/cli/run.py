@@ -5,6 +5,7 @@ leave the run resumable. SIGTERM and a closed terminal stop.
 """
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -67,6 +68,10 @@ def run(  # noqa: PLR0917 - typer's options are parameters
             "--partition", metavar="I/N", help="Only this part of N, from 0; others run theirs."
         ),
     ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option("--ledger", metavar="DIR", help="Share this ledger and its workers."),
+    ] = None,
     changed: Annotated[
         str,
         typer.Option(
@@ -88,6 +93,9 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     its own --partition. The first begins the run, the same command resumes its
     part; --resume without --partition goes on with all that nobody runs.
 
+    Runs that name one --ledger share its workers, in fair parts; its quotas are
+    settings (ledger.leased_per_run_max). The first run's classes hold for all.
+
     Examples:
       stoker run repair.py --tasks tasks.jsonl --model scripted:model.jsonl
       stoker run repair.py:main --tasks tasks.jsonl --model sim:device.toml
@@ -108,7 +116,8 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     from stoker.seams.faultpoints import arm
 
     arm(process_environment())
-    resolved = load_settings(config or [], process_environment(), sets or [])
+    shared = [f"ledger.directory={json.dumps(str(ledger.resolve()))}"] if ledger else []
+    resolved = load_settings(config or [], process_environment(), [*(sets or []), *shared])
     which = Which(resume=resume, run_id=run_id, partition=partition)
     request = make_request(
         program, tasks, model, resolved.settings, runs=runs, which=which, changed=changed

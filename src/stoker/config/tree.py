@@ -35,6 +35,8 @@ class RunSettings(Section):
 class LedgerSettings(Section):
     """The durable hand-off."""
 
+    directory: str | None = None
+    """Ledger, artifacts and workers that several runs share; unset: the run has its own."""
     durability: Literal["power-safe", "process-safe"] = "power-safe"
     """Whether replies wait for the disk."""
     lease: Duration = 10.0

@@ -29,6 +29,7 @@ from stoker.coordinator.agreement import (
 )
 from stoker.coordinator.appender import Appender
 from stoker.coordinator.checking import Checker
+from stoker.coordinator.common import CommonLedger
 from stoker.coordinator.coordinator import Coordinator, Parts
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.events import EventRouter
@@ -122,7 +123,8 @@ class _Execution:
         self._partition = request.partition
         self._part: Part
         self._membership: Membership
-        """Both set once it is known which run this is."""
+        self._common: CommonLedger
+        """All set once it is known which run this is."""
         self._made = False
         """The run's record is ours."""
         self._stack = AsyncExitStack()
@@ -143,22 +145,29 @@ class _Execution:
         if known is not None:
             require_same_run(request, known)
         inputs = self._read(request.tasks if known is None else run.tasks)
+        self._common = CommonLedger.of(run, self._settings, fresh=known is None)
         if known is None:
             run.create()
         self._membership = Membership(run, self._partition)
         await self._membership.join()
         try:
+            await self._common.join(self._settings)
             return await self._owned(run, inputs)
         except BadInput:
             if (self._made or not run.recorded) and self._membership.leave():
                 _remove_unbegun(run, request.runs_directory)
             raise
         finally:
-            if not self._partition.is_whole and self._membership.leave():
+            if not (self._partition.is_whole and self._common.place is None) and self._is_last():
                 # Whoever left before us saw us, perhaps only being refused, and ended nothing.
                 await self._workers(run).stop()
                 await _end_owner_of(run.ledger)
             self._membership.close()
+            self._common.close()
+
+    def _is_last(self) -> bool:
+        """Stop sharing; whether nobody else shares workers and ledger with this coordinator."""
+        return self._membership.leave() and self._common.leave()
 
     def _read(self, tasks: Path) -> Inputs:
         if not self._request.program.is_file():
@@ -216,12 +225,13 @@ class _Execution:
         return Admission(self._settings.admission, self._clock, self._partition)
 
     def _workers(self, run: RunDirectory) -> LocalWorkers:
-        count, shared = self._settings.workers.count, not self._partition.is_whole
-        return LocalWorkers(run, count, self._clock, shared=shared)
+        count, place = self._settings.workers.count, self._common.place
+        shared = place is not None or not self._partition.is_whole
+        return LocalWorkers(place or run, count, self._clock, shared=shared)
 
     async def _leave(self, workers: LocalWorkers) -> None:
         """Stop the local workers, or leave them to the run's other coordinators."""
-        if self._membership.leave():
+        if self._is_last():
             await workers.stop()
         else:
             workers.hand_over()
@@ -438,7 +448,7 @@ class _Execution:
             exporter.lag(self._clock.monotonic() - due)
 
     async def _end_owner(self, directory: Path) -> None:
-        if self._membership.leave():
+        if self._is_last():
             await _end_owner_of(directory)
 
     def _said(self, snapshots: Snapshots, coordinator: Coordinator) -> RunSnapshot:
