@@ -50,7 +50,7 @@ def test_torch_and_vllm_agree_token_by_token_until_a_near_tie(
             f"rollout {one.rollout}, turn {one.turn}, after {len(one.context)} tokens: torch "
             f"{one.torch} (by {one.torch_gap:.5f}), vLLM {one.vllm} (by {gap:.5f})"
         )
-        assert 0 <= one.torch_gap < NEAR_TIE[dtype]
+        assert abs(one.torch_gap) < NEAR_TIE[dtype]  # the context alone may turn it again
         assert abs(gap) < NEAR_TIE[dtype]
     assert found.logprob_gap_max < NEAR_TIE[dtype]
     assert found.tokens_equal > ROLLOUTS  # more than a first token each

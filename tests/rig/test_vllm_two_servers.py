@@ -174,14 +174,18 @@ def test_two_servers_and_one_killed_under_load_loses_nothing(
             await asyncio.sleep(SHOWN_SECONDS)
             alone = time.monotonic()
             port = int(small.url.rpartition(":")[2])
-            await asyncio.to_thread(started, rig, stack, port)
+            fresh = await asyncio.to_thread(started, rig, stack, port)
             back = time.monotonic()
             returned = await load.until_answered(1, back)
             again = time.monotonic()
             await asyncio.sleep(SHOWN_SECONDS)
             both = time.monotonic()
-            await load.end()
             assert lane.figures().healthy == 2
+            failures = lane.totals().failures
+            fresh.kill_engine()
+            while lane.totals().failures == failures:
+                await asyncio.sleep(0.05)
+            await load.end()
             assert all(0 < said.token_count <= TOKENS for _, said in load.answers)
             assert lane.totals().failures >= 1  # it was killed with calls in flight
             no_open_ends(model)

@@ -85,6 +85,12 @@ class Server(msgspec.Struct, frozen=True, kw_only=True):
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
+    def kill_engine(self) -> None:
+        """End what computes; what listens is left to notice."""
+        names = {pid: Path(f"/proc/{pid}/comm").read_text().strip() for pid in _group(self.pid)}
+        (engine,) = (pid for pid, name in names.items() if name == "VLLM::EngineCor")
+        os.kill(engine, signal.SIGKILL)
+
     def alive(self) -> bool:
         """Whether any process of it is left that is not a zombie."""
         return any(_group(self.pid))
