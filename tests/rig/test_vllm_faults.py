@@ -113,9 +113,6 @@ def test_what_is_not_served_is_refused_in_a_sentence(main_server: Server, tmp_pa
     answer = stoker(tmp_path, *base, main_server.url, "--set", "model.name=big")
     assert answer.code == 2
     assert "does not serve 'big' (model.name); it serves smol; nothing was started" in answer.err
-    answer = stoker(tmp_path, *base, main_server.url, "--set", "model.api=generate")
-    assert answer.code == 2
-    assert "generate is SGLang's" in answer.err
     assert not (tmp_path / "runs").exists()
 
 

@@ -111,6 +111,16 @@ def test_without_development_routes_nothing_is_paused_and_it_is_said(small: Serv
     assert [span.policy_version for span in said.spans] == [0]
 
 
+def test_a_route_it_does_not_have_is_refused_in_a_sentence(small: Server) -> None:
+    async def main() -> str:
+        with pytest.raises(ConfigInvalid) as caught:
+            async with asking(small, api="generate"):
+                pass
+        return caught.value.message
+
+    assert "--enable-scale-out" in asyncio.run(main())
+
+
 def test_priorities_a_server_does_not_schedule_by_change_nothing(small: Server) -> None:
     async def main() -> list[Generation]:
         async with asking(small, priority=True) as model:

@@ -121,6 +121,23 @@ def test_c5_weights_that_change_under_a_call_are_never_newer_than_its_span(
     say(f"log-probability of the first token {first[0]:.3f} before and {first[1]:.3f} after")
 
 
+def test_c5_weights_that_change_inside_a_turn_are_in_its_spans(updating: Server) -> None:
+    async def main() -> Generation:
+        async with asking(updating, api="generate") as model:
+            held = asyncio.create_task(model.generate(0, asked(tokens_max=40)))
+            await until_sampled(updating, 2)
+            await asyncio.to_thread(halve_norms, updating.folder)
+            await model.update_weights("step-7", mode="keep")
+            return await held
+
+    said = asyncio.run(main())
+    first, second = said.spans
+    assert (first.policy_version, second.policy_version) == (0, 7)
+    assert 0 == first.start < first.end == second.start < second.end == said.token_count == 40
+    assert len(unpack_logprobs(said.logprobs)) == 40
+    say(f"{first.end} of 40 tokens by the old weights, the rest by the new ones")
+
+
 def test_c5_no_prefix_of_the_old_weights_is_served_after_an_update(updating: Server) -> None:
     async def main() -> tuple[list[float], list[float]]:
         async with asking(updating) as model:

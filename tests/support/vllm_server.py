@@ -32,7 +32,7 @@ FLAGS = (
 """float32, so that another engine can be compared token by token."""
 MAIN = (
     "--max-model-len", "2048", "--max-num-seqs", "64", "--scheduling-policy", "priority",
-    "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+    "--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--enable-scale-out",
 )  # fmt: skip
 SMALL = ("--max-model-len", "512", "--max-num-seqs", "8", "--num-gpu-blocks-override", "10")
 """No tool parser, no priorities; with eight calls of two blocks its cache is too small."""

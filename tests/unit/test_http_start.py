@@ -103,7 +103,8 @@ def test_a_server_that_cannot_continue_by_ids_says_what_is_lost() -> None:
 @pytest.mark.parametrize(
     ("features", "settings", "says"),
     [
-        (Features(), {"api": "generate"}, "generate is SGLang's"),
+        (Features(), {"api": "generate"}, "--enable-scale-out"),
+        (Features(flavour="openai"), {"api": "generate"}, "generate is SGLang's and vLLM's"),
         (Features(flavour="sglang"), {"api": "completions"}, "completions is vLLM's"),
         (Features(tokenizes=False), {"api": "completions"}, "takes or renders no token ids"),
     ],

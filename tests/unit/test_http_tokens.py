@@ -37,6 +37,19 @@ async def two_turns(
         return one, two, server
 
 
+def test_c4_the_route_that_says_each_tokens_weights_keeps_exact_ids() -> None:
+    features = Features(scale_out=True)
+    one, two, server = asyncio.run(two_turns(features, settings={"api": "generate"}))
+    assert two.prompt_ids.startswith(one.prompt_ids + one.token_ids)
+    assert not two.rerendered
+    for said in (one, two):
+        count = said.token_count
+        assert count == len(unpack_logprobs(said.logprobs)) == said.spans[-1].end > 0
+        assert said.text == "first"
+    sampling = [asked.path for asked in server.requests if asked.path.endswith("e/v1/generate")]
+    assert len(sampling) == 3  # the trial and both turns
+
+
 @ID_FLAVOURS
 @pytest.mark.parametrize("api", ["auto", "ids"])
 def test_c4_turn_two_shows_exactly_the_sampled_ids(flavour: Any, api: str) -> None:
@@ -171,8 +184,11 @@ def test_c5_weights_that_change_between_turns_are_in_the_spans(features: Feature
     assert asyncio.run(main()) == [(VersionSpan(7, 0, 5),), (VersionSpan(8, 0, 5),)]
 
 
-async def _changed_inside_a_turn(features: Features) -> Generation:
-    async with serving("0123456789", features=features, token_seconds=0.001) as (server, model):
+async def _changed_inside_a_turn(features: Features, **settings: Any) -> Generation:
+    async with serving("0123456789", features=features, settings=settings, token_seconds=0.001) as (
+        server,
+        model,
+    ):
         server.engine.weight_version = "v1"
         task = asyncio.create_task(model.generate(0, request()))
         await server.engine.until_in_flight(1)
@@ -188,8 +204,15 @@ async def _changed_inside_a_turn(features: Features) -> Generation:
         return said
 
 
-def test_c5_weights_that_change_inside_a_turn_are_in_its_spans() -> None:
-    said = asyncio.run(_changed_inside_a_turn(Features(weight_spans=True)))
+@pytest.mark.parametrize(
+    ("features", "api"),
+    [(Features(weight_spans=True), "auto"), (Features(scale_out=True), "generate")],
+    ids=["chat", "scale-out"],
+)
+def test_c5_weights_that_change_inside_a_turn_are_in_its_spans(
+    features: Features, api: str
+) -> None:
+    said = asyncio.run(_changed_inside_a_turn(features, api=api))
     first, second = said.spans
     assert (first.policy_version, second.policy_version) == (1, 2)
     assert (first.start, second.start, second.end) == (0, first.end, 11)

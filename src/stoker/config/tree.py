@@ -253,7 +253,8 @@ class ModelSettings(Section):
     """Whose server it is; ``openai`` is any other: chat only."""
     api: Literal["auto", "completions", "chat", "generate"] = "auto"
     """``auto``: a chat first, exact token ids from then on where the server takes them;
-    ``completions`` (vLLM) and ``generate`` (SGLang): token ids in every turn; ``chat``: never."""
+    ``completions`` (vLLM) and ``generate`` (SGLang; vLLM with ``--enable-scale-out``, whose answers
+    say which weights sampled which token): token ids in every turn; ``chat``: never."""
     require_token_ids: Literal["refuse", "degrade"] = "refuse"  # noqa: S105 - a choice, no password
     """A server that gives no exact token ids is refused, or used without them and said so."""
     logprobs: Literal["auto", "raw", "sampled", "none"] = "auto"

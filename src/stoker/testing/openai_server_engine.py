@@ -46,6 +46,8 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     """Tool calls are sampled in a form that only this server reads."""
     weight_spans: bool = False
     """Answers say which weights sampled which tokens."""
+    scale_out: bool = False
+    """vLLM started with ``--enable-scale-out``: ids in, and each token's weights out."""
     drops_thinking: bool = False
     """The template leaves out what earlier turns thought."""
     strict: bool = False

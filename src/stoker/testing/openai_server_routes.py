@@ -221,6 +221,25 @@ class Routes:
             {"text": self._text(tokens), "output_ids": tokens.tolist(), "meta_info": meta}
         )
 
+    async def scaled(self, request: Request) -> Response:
+        """Sample after a prompt of ids, and say which weights sampled what (vLLM)."""
+        if not self._features.scale_out:
+            raise Problem(403, "Scale-out endpoints are disabled. Restart with --enable-scale-out")
+        body = request.json()
+        self._check(body)
+        parameters = body.get("sampling_params") or {}
+        call, sampled, _ = self._from_ids(request, {**body, **parameters}, body.get("token_ids"))
+        await self._finish(call, sampled)
+        tokens = array("i", call.tokens)
+        choice = self._choice({}, call, sampled) | {
+            "text": self._text(tokens),
+            "token_ids": call.tokens,
+            "weight_versions": _spans(call.versions),
+        }
+        if "logprobs" in parameters:
+            choice["logprobs"] = {"content": self._content(tokens, parameters)}
+        return answer({"request_id": call.request_id, "choices": [choice]})
+
     def _from_ids(
         self, request: Request, body: Body, prompt: object
     ) -> tuple[EngineCall, Sampled, GenerateRequest]:
@@ -281,13 +300,7 @@ class Routes:
             message["tool_calls"] = [_tool_call(one) for one in calls]
             choice["finish_reason"] = "tool_calls"
         if body.get("logprobs"):
-            values = _logprobs(tokens, body)
-            choice["logprobs"] = {
-                "content": [
-                    {"token": self._text(array("i", [token])), "logprob": value}
-                    for token, value in zip(tokens, values, strict=True)
-                ]
-            }
+            choice["logprobs"] = {"content": self._content(tokens, body)}
         whole: Body = {"object": "chat.completion", "choices": [choice], **self._usage(call)}
         if body.get("return_token_ids") and self._features.token_ids:
             whole["prompt_token_ids"] = call.prompt
@@ -296,6 +309,13 @@ class Routes:
         if self._features.flavour == "sglang":
             whole["metadata"] = {"weight_version": self._engine.weight_version}
         return whole
+
+    def _content(self, tokens: "array[int]", body: Body) -> list[Body]:
+        values = _logprobs(tokens, body)
+        return [
+            {"token": self._text(array("i", [token])), "logprob": value}
+            for token, value in zip(tokens, values, strict=True)
+        ]
 
     def _as_early_sglang(self, body: Body, whole: Body, call: EngineCall) -> None:
         choice = whole["choices"][0]
@@ -431,6 +451,7 @@ _GET = {
 _POST = {
     "/v1/chat/completions": ("", "chat"),
     "/v1/completions": ("vllm", "completion"),
+    "/inference/v1/generate": ("vllm", "scaled"),
     "/generate": ("sglang", "generate"),
     "/tokenize": ("vllm sglang", "tokenize"),
     "/detokenize": ("vllm sglang", "detokenize"),
@@ -445,7 +466,7 @@ _POST = {
     "/update_weights_from_disk": ("sglang", "set_version"),
     "/abort_request": ("sglang", "abort"),
 }
-_IDS = {"/tokenize", "/detokenize", "/v1/completions", "/generate"}
+_IDS = {"/tokenize", "/detokenize", "/v1/completions", "/generate", "/inference/v1/generate"}
 _DEVELOPMENT = {
     "/is_paused", "/weight_info", "/pause", "/resume", "/reset_prefix_cache", "/collective_rpc",
     "/update_weight_version",

@@ -107,6 +107,27 @@ def read_completion(answer: Any) -> Answered:  # noqa: ANN401 - JSON
         raise _unreadable("/v1/completions", answer, error) from error
 
 
+def read_scale_out(answer: Any) -> Answered:  # noqa: ANN401 - JSON
+    """Read an answer of vLLM's ``/inference/v1/generate``; raises as ``read_chat``."""
+    try:
+        choice = answer["choices"][0]
+        content = (choice.get("logprobs") or {}).get("content")
+        ids = _ints(choice.get("token_ids"))
+        return _checked(
+            Answered(
+                text=choice["text"],
+                finish_reason=_reason(choice.get("finish_reason")),
+                token_ids=ids,
+                logprobs=_floats(entry["logprob"] for entry in content) if content else None,
+                token_texts=tuple(entry.get("token", "") for entry in content or ()),
+                weights=_weights(choice, {}),
+                sampled_tokens=len(ids or ()),
+            )
+        )
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        raise _unreadable("/inference/v1/generate", answer, error) from error
+
+
 def read_generate(answer: Any) -> Answered:  # noqa: ANN401 - JSON
     """Read an answer of SGLang's ``/generate``; raises as ``read_chat``."""
     try:

@@ -1,7 +1,8 @@
 """What is sent: a request in the words of each route. Pure functions.
 
-``/v1/chat/completions`` (messages in), ``/v1/completions`` (vLLM, ids in), ``/generate`` (SGLang,
-ids in), ``/tokenize`` (messages in, ids out). Fields as vLLM 0.32 and SGLang take them.
+``/v1/chat/completions`` (messages in), ``/v1/completions`` and ``/inference/v1/generate`` (vLLM's,
+ids in), ``/generate`` (SGLang's, ids in), ``/tokenize`` (messages in, ids out). Fields as vLLM 0.32
+and SGLang take them.
 """
 
 from typing import Any
@@ -61,6 +62,19 @@ def generate(request: GenerateRequest, ids: list[int], tokens_max: int, rid: str
         sampling["stop"] = list(request.sampling.stop)
     # Ids come with the log-probabilities, so these are always asked for.
     return {"input_ids": ids, "sampling_params": sampling, "return_logprob": True, "rid": rid}
+
+
+def scale_out(request: GenerateRequest, terms: Terms, ids: list[int], tokens_max: int) -> Body:
+    """Return the body of vLLM's ``/inference/v1/generate`` for a prompt of ``ids``."""
+    sampling = {**_sampling(request.sampling), "seed": request.seed, "max_tokens": tokens_max}
+    if terms.logprobs:
+        sampling["logprobs"] = 0  # the sampled token's own
+    # Tokens alone have no text, and only the server can tell it.
+    body: Body = {"model": terms.name, "token_ids": ids, "output_mode": "text"}
+    body["sampling_params"] = sampling
+    if terms.priority:
+        body["priority"] = request.priority
+    return body
 
 
 def tokenize(

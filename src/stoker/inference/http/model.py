@@ -20,7 +20,9 @@ from stoker.inference.http.watch import Watch
 from stoker.inference.http.weights import policy_version
 from stoker.model.generation import GenerateRequest, Generation, LogprobKind
 
-_ROUTES = {"vllm": "completions", "sglang": "generate"}
+_ROUTES = {"vllm": {"completions", "generate"}, "sglang": {"generate"}}
+"""What ``model.api`` may say of ids, by flavour."""
+_BY_IDS = {"completions", "generate"}
 
 
 class HttpModel:
@@ -233,12 +235,18 @@ def _require(replica: Replica, settings: ModelSettings) -> None:
         ConfigInvalid: they do not fit.
     """
     offer, url = replica.offer, replica.link.url
-    if settings.api in _ROUTES.values() and _ROUTES.get(offer.flavour) != settings.api:
+    if settings.api in _BY_IDS - _ROUTES.get(offer.flavour, set()):
         raise ConfigInvalid(
             f"model.api={settings.api} is not for a server of flavour {offer.flavour} ({url}); "
-            "nothing was started. completions is vLLM's, generate is SGLang's; auto chooses"
+            "nothing was started. completions is vLLM's, generate is SGLang's and vLLM's; auto "
+            "chooses"
         )
-    if settings.api in _ROUTES.values() and not offer.takes_ids:
+    if settings.api == "generate" and offer.flavour == "vllm" and not offer.scale_out:
+        raise ConfigInvalid(
+            f"model server {url} does not take model.api=generate; nothing was started. Start vLLM "
+            "with --enable-scale-out, or use model.api=auto"
+        )
+    if settings.api in _BY_IDS and not offer.takes_ids:
         raise ConfigInvalid(
             f"model server {url} takes or renders no token ids (/tokenize with messages), which "
             f"model.api={settings.api} needs; nothing was started. Use model.api=auto"
@@ -262,7 +270,7 @@ _ANEW = (
 
 
 def _gives_ids(replica: Replica, settings: ModelSettings) -> bool:
-    if settings.api in _ROUTES.values():
+    if settings.api in _BY_IDS:
         return replica.offer.takes_ids
     return replica.offer.token_ids
 

@@ -21,6 +21,7 @@ from stoker.model.ids import RolloutId
 
 TRIAL_SECONDS = 120.0
 """A server's very first call may compile and warm up."""
+SCALE_OUT = "/inference/v1/generate"
 _PAUSE_SECONDS = 0.2
 _TRIAL = GenerateRequest(
     request_id="stoker-start",
@@ -47,6 +48,8 @@ class Offer(msgspec.Struct, kw_only=True):
     logprobs: bool = False
     takes_ids: bool = False
     """Prompts may be ids, and histories can be rendered."""
+    scale_out: bool = False
+    """vLLM's ``/inference/v1/generate`` takes them, whose answers say each token's weights."""
     metrics: bool = False
     pauses: bool = False
     """It says whether it is paused."""
@@ -78,7 +81,7 @@ async def probe(
             await _try_chat(link, offer, settings)
             if offer.flavour != "openai":
                 await renderer.learn()
-                await _try_ids(link, offer, renderer)
+                await _try_ids(link, offer, renderer, settings)
     except TimeoutError as error:
         raise ConfigInvalid(
             f"model server {link.url} did not sample one token within {TRIAL_SECONDS:g} s; "
@@ -233,7 +236,9 @@ async def _try_chat(link: ServerLink, offer: Offer, settings: ModelSettings) -> 
     raise refused
 
 
-async def _try_ids(link: ServerLink, offer: Offer, renderer: Renderer) -> None:
+async def _try_ids(
+    link: ServerLink, offer: Offer, renderer: Renderer, settings: ModelSettings
+) -> None:
     """Sample one token from ids, where the server can render and takes them."""
     if renderer.template is None:
         return
@@ -243,6 +248,10 @@ async def _try_ids(link: ServerLink, offer: Offer, renderer: Renderer) -> None:
         if offer.flavour == "sglang":
             body = bodies.generate(_TRIAL, ids, 1, _TRIAL.request_id)
             answer = answers.read_generate(await link.post("/generate", body))
+        elif settings.api == "generate":
+            body = bodies.scale_out(_TRIAL, terms, ids, 1)
+            answer = answers.read_scale_out(await link.post(SCALE_OUT, body))
+            offer.scale_out = True
         else:
             body = bodies.completion(_TRIAL, terms, ids, 1)
             answer = answers.read_completion(await link.post("/v1/completions", body))

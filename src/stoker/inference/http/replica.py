@@ -17,7 +17,7 @@ from stoker.errors import ModelRefused, ModelUnavailable
 from stoker.inference.http import answers, bodies
 from stoker.inference.http.answers import Answered
 from stoker.inference.http.link import ServerLink
-from stoker.inference.http.probe import Offer, probe, reach
+from stoker.inference.http.probe import SCALE_OUT, Offer, probe, reach
 from stoker.inference.http.rendering import Renderer
 from stoker.inference.http.weights import Weights, gapless, spans
 from stoker.model.generation import (
@@ -147,6 +147,9 @@ class Replica:
         if self.offer.flavour == "sglang":
             body = bodies.generate(request, ids.tolist(), tokens_max, rid)
             answered = answers.read_generate(await self._post("/generate", body, rid))
+        elif self.offer.scale_out:
+            body = bodies.scale_out(request, self._terms(), ids.tolist(), tokens_max)
+            answered = answers.read_scale_out(await self._post(SCALE_OUT, body, rid))
         else:
             body = bodies.completion(request, self._terms(), ids.tolist(), tokens_max)
             answered = answers.read_completion(await self._post("/v1/completions", body, rid))
