@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from stoker.errors import ConfigInvalid, ModelUnavailable
+from stoker.errors import ConfigInvalid, ModelRefused, ModelUnavailable
 from stoker.inference.callable import flaw
 from stoker.model.generation import (
     FinishReason,
@@ -272,6 +272,46 @@ def test_a_step_that_fails_is_the_calls_fault_and_the_next_ones_work(
             assert "can't allocate memory" in problem.message
         monkeypatch.setattr(model._network, "step", step)
         assert (await model.generate(0, asked())).token_ids == good.token_ids
+
+    started(folder, main)
+
+
+@pytest.mark.parametrize("foreign", [VOCABULARY, -1])
+def test_an_id_of_another_model_is_refused_alone(folder: Path, foreign: int) -> None:
+    async def main(model: TorchModel) -> None:
+        good = asyncio.create_task(model.generate(0, asked(tokens_max=50)))
+        ids = array("i", [257, foreign, 258]).tobytes()
+        with pytest.raises(ModelRefused, match="does not have"):
+            await model.generate(0, asked(prompt_ids=ids))
+        assert (await good).token_count == 50
+
+    started(folder, main, stop=False)
+
+
+def test_what_is_asked_of_a_closing_thread_is_answered(folder: Path) -> None:
+    async def main(model: TorchModel) -> None:
+        thread = model._thread
+        assert thread is not None
+        reached, let_go = threading.Event(), threading.Event()
+
+        def held() -> None:
+            reached.set()
+            assert let_go.wait(DEADLINE)
+
+        begun = asyncio.create_task(thread.do(held))
+        await asyncio.to_thread(reached.wait, DEADLINE)
+        never = asyncio.create_task(thread.do(lambda: pytest.fail("it was closed before")))
+        given_up = asyncio.create_task(thread.do(lambda: pytest.fail("nobody waits for it")))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        closing = asyncio.create_task(model.close())
+        await asyncio.sleep(0)
+        let_go.set()
+        await closing
+        await begun
+        for late in (never, asyncio.create_task(thread.do(lambda: None))):
+            with pytest.raises(ModelUnavailable, match="closed"):
+                await late
 
     started(folder, main)
 

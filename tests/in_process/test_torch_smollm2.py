@@ -101,3 +101,42 @@ def test_it_runs_by_its_name_from_the_cache(
     (said,) = ask(Path("smollm2"), QUESTIONS[0], tokens_max=12)
     assert (folder / MARK).stat().st_mtime_ns == made
     assert "Paris" in said.text
+
+
+@pytest.mark.parametrize("cut", [5, 60])
+def test_c4_its_next_turn_goes_on_from_the_very_ids(folder: Path, cut: int) -> None:
+    opening = (Message(role=Role.USER, content="What is the capital of France?"),)
+
+    async def main() -> tuple[Generation, Generation, int]:
+        model = open_model(
+            f"torch:{folder}",
+            base=Path(),
+            settings=ModelSettings(window=2, torch=TorchSettings(dtype="bfloat16", threads=1)),
+        )
+        await start_model(model)
+        try:
+            first = await model.generate(
+                0, request(messages=opening, tokens_max=cut, temperature=1.0, seed=5)
+            )
+            computed = model.load(0).tokens_prefilled
+            said = Message(role=Role.ASSISTANT, content=first.text)
+            second = await model.generate(
+                0,
+                request(
+                    step=1,
+                    messages=(*opening, said, Message(role=Role.USER, content="And of Spain?")),
+                    prompt_ids=first.prompt_ids + first.token_ids,
+                    tokens_max=8,
+                ),
+            )
+            return first, second, model.load(0).tokens_prefilled - computed
+        finally:
+            await model.close()
+
+    first, second, computed = asyncio.run(main())
+    known = first.prompt_ids + first.token_ids
+    assert second.prompt_ids.startswith(known)
+    assert not second.rerendered
+    assert first.finish_reason is (FinishReason.LENGTH if cut == 5 else FinishReason.STOP)
+    # Only what came since, and the last id sampled, whose keys nobody had needed yet.
+    assert computed == (len(second.prompt_ids) - len(known)) // 4 + 1

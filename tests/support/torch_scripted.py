@@ -27,6 +27,7 @@ class PolicyNetwork:
     """Remembers the ids of each slot, as keys and values would; the policy sees no request."""
 
     context = 100_000
+    vocabulary = VOCABULARY
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

@@ -61,8 +61,7 @@ def measure(network: Network, clock: Clock, batch: int) -> Times:
     """Time ``network`` with slots for ``batch`` sequences; it has none of use afterwards."""
     longest = network.context
     network.open_slots(batch, PROMPT_TOKENS + 1)
-    vocabulary = int(network.model.config.vocab_size)
-    ids = [index * 7 % vocabulary for index in range(PROMPT_TOKENS)]
+    ids = [index * 7 % network.vocabulary for index in range(PROMPT_TOKENS)]
     prompt = [Stretch(0, 0, ids, last=True)]
     single = [Stretch(slot, PROMPT_TOKENS, ids[:1], last=True) for slot in range(batch)]
     times = Times(

@@ -15,10 +15,10 @@ import msgspec
 import torch
 
 from stoker.config.tree import TorchSettings
-from stoker.errors import ConfigInvalid
+from stoker.errors import ConfigInvalid, ModelRefused
 from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
-from stoker.inference.in_process.calibrate import BATCH, Times, load_fastest
+from stoker.inference.in_process.calibrate import BATCH, Times, load_fastest, measure
 from stoker.inference.in_process.engine import Engine, Running
 from stoker.inference.in_process.folder import check_folder
 from stoker.inference.in_process.network import Network
@@ -84,13 +84,19 @@ class TorchModel:
 
         Raises:
             ModelUnavailable: a step failed, or the model is closed.
-            ModelRefused: the template cannot render the history.
+            ModelRefused: the template cannot render the history, or its ids are not this model's.
 
         **Cancellation:** the sequence is aborted and its slot free at the next step.
         """
         assert replica == 0
         with self._rendering:
             prompt = self._renderer.prompt(request)
+        if prompt.ids and not 0 <= min(prompt.ids) <= max(prompt.ids) < self._network.vocabulary:
+            raise ModelRefused(  # in a step it would take everybody else's call with it
+                f"call {request.request_id} brings a token id this model does not have (it has "
+                f"{self._network.vocabulary}); were they sampled by another model?",
+                request_id=request.request_id,
+            )
         left = self._network.context - len(prompt.ids)
         tokens_max = min(request.sampling.tokens_max, left)
         if tokens_max < 1:  # the end of a context is data, not a failure
@@ -190,13 +196,16 @@ class TorchModel:
             network, times = load_fastest(
                 folder, self._settings.dtype, self._clock, min(self._window, BATCH)
             )
+            full = times[0]
+            if full.batch < self._window:
+                full = measure(network, self._clock, self._window)
             network.open_slots(self._window, self._slot_tokens(network))
         except (MemoryError, RuntimeError) as error:
             raise ConfigInvalid(
                 f"model folder {folder} could not be loaded and run ({error}); it may need more "
                 "memory than there is"
             ) from error
-        self._capacity = times[0].batch / times[0].decode
+        self._capacity = full.batch / full.decode
         name = "smollm2" if self._folder is None else folder.name
         self._serve(network, name, (self._notice(network, times),))
 

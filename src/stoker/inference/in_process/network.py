@@ -77,6 +77,11 @@ class Network:
         return str(self.model.dtype).removeprefix("torch.")
 
     @property
+    def vocabulary(self) -> int:
+        """Ids it knows: those below this."""
+        return int(self.model.get_input_embeddings().num_embeddings)
+
+    @property
     def bytes_per_token(self) -> int:
         """Keys and values of one token in all layers."""
         numbers = sum(heads * (key + value) for heads, key, value in self._probe.shapes.values())

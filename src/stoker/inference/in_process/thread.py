@@ -11,13 +11,14 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from stoker.errors import ModelUnavailable
 from stoker.inference.in_process.engine import Engine, Running
 from stoker.seams.clock import Clock, SystemClock
 
 _T = TypeVar("_T")
+_CLOSED = "the in-process model is closed"
 _TURNS = 4
 """Turns of the event loop in which a lane hands a freed place to the next ready call."""
 _TURNS_SHARE = 0.1
@@ -36,6 +37,7 @@ class EngineThread:
         self._asked: deque[Callable[[], None]] = deque()
         self._closing = False
         self._calls: dict[Running, asyncio.Future[None]] = {}
+        self._doing: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name="stoker-torch", daemon=True)
         self._thread.start()
 
@@ -47,11 +49,20 @@ class EngineThread:
     async def do(self, what: Callable[[], _T]) -> _T:
         """Do ``what`` on the thread between two steps; return or raise what it does.
 
-        **Cancellation:** it is done nevertheless.
+        Raises:
+            ModelUnavailable: closed before it was done.
+
+        **Cancellation:** what has begun is done to its end; nobody hears of it.
         """
+        if self._closing:
+            raise ModelUnavailable(_CLOSED)
         done: Future[_T] = Future()
+        self._doing.add(done)
+        done.add_done_callback(self._doing.discard)
 
         def doing() -> None:
+            if not done.set_running_or_notify_cancel():
+                return
             try:
                 done.set_result(what())
             except BaseException as error:  # noqa: BLE001 - raised again where it is awaited
@@ -71,7 +82,7 @@ class EngineThread:
         engine = self.engine
         assert engine is not None, "there is an engine before there are calls"
         if self._closing:
-            raise ModelUnavailable("the in-process model is closed")
+            raise ModelUnavailable(_CLOSED)
         done = self._calls[sequence] = self._loop.create_future()
         self._ask(lambda: engine.submit(sequence))
         try:
@@ -94,7 +105,9 @@ class EngineThread:
             self._changed.notify()
         await asyncio.to_thread(self._thread.join)
         for sequence in self.calls:
-            self._answer(sequence, ModelUnavailable("the in-process model was closed"))
+            self._answer(sequence, ModelUnavailable(_CLOSED))
+        for done in tuple(self._doing):
+            done.set_exception(ModelUnavailable(_CLOSED))
 
     def _answer(self, sequence: Running, problem: ModelUnavailable | None) -> None:
         done = self._calls.get(sequence)
