@@ -27,6 +27,9 @@ def benches() -> None:
       stoker bench ledger
       stoker bench torch
 
+
+      stoker bench soak --minutes 5
+
     Exit codes:
       0    measured, whether or not a goal was met
       1    the bench broke
@@ -149,6 +152,41 @@ def in_process(
     from stoker.cli.bench_torch import bench
 
     _answer(bench(folder=folder, runs=runs, say=remarks().print), as_json=as_json)
+
+
+@app.command("soak")
+def soak(
+    minutes: Annotated[
+        float, typer.Option("--minutes", min=0.1, help="How long to go on; a round is finished.")
+    ] = 60.0,
+    seed: Annotated[int, typer.Option("--seed", help="Decides every blow and its moment.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill and stop every process of real runs for minutes; check what is left.
+
+    Each round hurts one run (coordinator, workers, ledger owner, program hosts,
+    all at once), lets it finish in calm and reads it from the disk: nothing
+    lost, nothing counted twice at the tool, the right rewards from completed
+    rollouts alone, journals that replay, no box left.
+
+    Examples:
+      stoker bench soak --minutes 1
+      stoker bench soak --minutes 60 --seed 7 --json
+
+    Exit codes:
+      0    nothing was found
+      1    something was: the findings and the seed are told
+      2    the command line cannot be used
+      130  interrupted
+    """
+    from stoker.cli.bench_soak import measure
+
+    document = measure(minutes=minutes, seed=seed, say=remarks().print)
+    _answer(document, as_json=as_json)
+    if document["findings"]:
+        for finding in document["findings"]:
+            remarks().print(cell(finding))
+        raise typer.Exit(1)
 
 
 def _answer(document: dict[str, Any], *, as_json: bool) -> None:
