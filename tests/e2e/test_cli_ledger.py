@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,67 @@ def test_what_is_no_backup_is_refused_and_nothing_is_kept(living: Path, place: P
         assert len(answer.err.splitlines()) == 1
         assert not (place / "made").exists()
     assert not list(place.glob(".made*"))
+
+
+BUDGETED = f"""\
+import os
+
+import stoker
+
+
+def large(name):
+    return name + "x" * {LARGE}
+
+
+@stoker.rollout(version="1", timeout="10m")
+async def budgeted(ctx, task):
+    await ctx.local(large, task.task_id)
+    while not await ctx.local(os.path.exists, task.data["place"] + "/go"):
+        await ctx.sleep("50ms")
+    return 1.0
+"""
+
+
+def test_a_run_at_its_disk_budget_drains_and_goes_on_when_there_is_room(place: Path) -> None:
+    (place / "program.py").write_text(BUDGETED)
+    lines = [json.dumps({"task_id": name, "data": {"place": str(place)}}) for name in "abc"]
+    (place / "tasks.jsonl").write_text("\n".join(lines) + "\n")
+    one = ["--set", "admission.mode=fixed", "--set", "admission.active_max=1"]
+    budget = ["--set", f"storage.artifacts_max={LARGE // 2}"]
+    running = subprocess.Popen(
+        [STOKER, *run_arguments(*one, *budget, "--json")], cwd=place, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        deadline = time.monotonic() + SECONDS_MAX
+        held = ""
+        while not held and time.monotonic() < deadline:
+            for status in (place / "runs").glob("*/status.json"):
+                held = json.loads(status.read_bytes())["held"]
+            time.sleep(0.05)
+        assert "stoker runs prune" in held
+        (place / "go").write_text("")
+        out, _ = running.communicate(timeout=SECONDS_MAX)
+    finally:
+        if running.poll() is None:
+            running.kill()
+            running.communicate()
+    report = json.loads(out)
+    assert (running.returncode, report["resumable"]) == (3, True)
+    assert report["snapshot"]["outcomes"] == {"completed": 1}, "what was active kept its result"
+    run = report["snapshot"]["run_id"]
+    refused = stoker(place, *run_arguments("--resume", run, *one, *budget))
+    assert (refused.code, "nothing was started" in refused.err) == (2, True)
+    resumed = document(stoker(place, *run_arguments("--resume", run, *one), "--json"))
+    assert resumed["snapshot"]["outcomes"] == {"completed": 3}
+
+    stays = document(stoker(place, "runs", "prune", "--json"))
+    assert [one["kept"] for one in stays] == ["it is not exported"]
+    assert stoker(place, "export", run, "--out", "rows.jsonl").code == 0
+    wait_until_quiet(place)
+    [gone] = document(stoker(place, "runs", "prune", "--json"))
+    assert (gone["run"], gone["kept"]) == (run, "")
+    assert list((place / "runs").iterdir()) == []
 
 
 def dead_run(place: Path) -> RunDirectory:

@@ -20,6 +20,7 @@ HELP = {
     "help_run": ["run", "--help"],
     "help_worker": ["worker", "--help"],
     "help_ledger": ["ledger", "--help"],
+    "help_runs_prune": ["runs", "prune", "--help"],
     "help_status": ["status", "--help"],
     "help_show": ["show", "--help"],
     "help_doctor": ["doctor", "--help"],

@@ -16,6 +16,7 @@ from stoker.cli.output import answers, counted, remarks, write_json
 from stoker.cli.status import remark_unfinished
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
+from stoker.coordinator.storage import ExportMark, mark_exported
 from stoker.errors import BadInput
 from stoker.seams.clock import SystemClock
 
@@ -107,6 +108,10 @@ def export(
     directory = find_run(run, runs)
     kind = format_ or (Format.PARQUET if out.suffix == ".parquet" else Format.JSONL)
     done = asyncio.run(write_rows(directory, out, kind, mixed=mixed))
+    if not done.unfinished:
+        rollouts = done.rollouts + done.without_rows
+        mark = ExportMark(at=SystemClock().now().wall, file=str(out.absolute()), rollouts=rollouts)
+        mark_exported(directory, mark)
     remark_unfinished(directory)
     if as_json:
         write_json(done)

@@ -97,6 +97,8 @@ def frame(snapshot: RunSnapshot, width: int) -> RenderableType:
     ]
     if snapshot.caps is not None:
         parts.append(_line("ledger", _caps(snapshot.caps)))
+    if snapshot.held:
+        parts.append(_line("held", Text(clean(snapshot.held), "yellow")))
     if snapshot.faults:
         parts.append(_line("faults", Text(clean(_counts(snapshot.faults)), "yellow")))
     parts += [

@@ -22,6 +22,7 @@ from stoker.cli import (
     export,
     ledger,
     replay,
+    runs,
     show,
     status,
     worker,
@@ -65,6 +66,7 @@ app = typer.Typer(
 app.command("run")(run_command.run)
 app.command("worker")(worker.worker)
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(runs.app, name="runs")
 app.command("status")(status.status)
 app.command("show")(show.show)
 app.command("export")(export.export)

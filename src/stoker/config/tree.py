@@ -279,6 +279,14 @@ class ModelSettings(Section):
     """A model in this process."""
 
 
+class StorageSettings(Section):
+    """What runs may leave on the disk."""
+
+    artifacts_max: Size | None = None
+    """Bytes of stored content at which a run drains; unset: no budget. Make room with
+    ``stoker runs prune``."""
+
+
 class ObserveSettings(Section):
     """Metrics and logs."""
 
@@ -300,4 +308,5 @@ class Settings(Section):
     admission: AdmissionSettings = AdmissionSettings()
     lane: LaneSettings = LaneSettings()
     model: ModelSettings = ModelSettings()
+    storage: StorageSettings = StorageSettings()
     observe: ObserveSettings = ObserveSettings()

@@ -4,9 +4,7 @@ Bad input is found before anything is started; a run that never began leaves not
 """
 
 import asyncio
-import os
 import shutil
-import signal
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
@@ -15,7 +13,6 @@ import msgspec
 from stoker.broker.base import Attach, Durability, Ledger, StatsReply
 from stoker.broker.client import connect
 from stoker.broker.limits import limits_of
-from stoker.broker.place import owner_pid
 from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
 from stoker.coordinator.actions import ActionFactory
@@ -49,8 +46,9 @@ from stoker.coordinator.record import (
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.sampling import AdmissionFeed
-from stoker.coordinator.sharing import Membership, Part
+from stoker.coordinator.sharing import Membership, Part, end_owner
 from stoker.coordinator.snapshots import Snapshots
+from stoker.coordinator.storage import StorageWatch, require_room
 from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.workers import LocalWorkers
 from stoker.errors import BadInput, ConfigInvalid, RunChanged, RunOwned, StokerError
@@ -74,10 +72,8 @@ _STATUS_EVERY = 4
 _READY_SECONDS = 60.0
 _STATS_SECONDS = 1.0
 """How long a status waits for the ledger's counters before it is written with the last ones."""
-_OWNER_SECONDS = 5.0
 _CHECK_SECONDS = 5.0
 """What check replays may still take at the end of a run."""
-_OWNER_LOOKS = 250
 
 
 async def execute(
@@ -161,7 +157,7 @@ class _Execution:
             if not (self._partition.is_whole and self._common.place is None) and self._is_last():
                 # Whoever left before us saw us, perhaps only being refused, and ended nothing.
                 await self._workers(run).stop()
-                await _end_owner_of(run.ledger)
+                await end_owner(run.ledger)
             self._membership.close()
             self._common.close()
 
@@ -179,6 +175,7 @@ class _Execution:
         return Inputs(found, tasks.read_bytes(), model)
 
     async def _owned(self, run: RunDirectory, inputs: Inputs) -> RunReport:
+        require_room(run.artifacts, self._settings.storage.artifacts_max)
         self._part = Part(run, self._partition)
         with self._part.owned():
             async with self._stack:
@@ -399,6 +396,9 @@ class _Execution:
         telling = asyncio.create_task(self._tell(snapshots, coordinator))
         checking = asyncio.create_task(coordinator.parts.checker.run())
         self._stack.push_async_callback(_cancelled, checking)
+        storage = StorageWatch(run.artifacts, self._settings.storage.artifacts_max, self._stop)
+        watching = asyncio.create_task(storage.run(snapshots.hold))
+        self._stack.push_async_callback(_cancelled, watching)
         try:
             await coordinator.run()
             if coordinator.left == 0:
@@ -449,7 +449,7 @@ class _Execution:
 
     async def _end_owner(self, directory: Path) -> None:
         if self._is_last():
-            await _end_owner_of(directory)
+            await end_owner(directory)
 
     def _said(self, snapshots: Snapshots, coordinator: Coordinator) -> RunSnapshot:
         for line in coordinator.parts.lines:
@@ -472,23 +472,6 @@ def _worker_trouble(coordinator: Coordinator, done: "asyncio.Task[None]") -> Non
 async def _cancelled(task: "asyncio.Task[None]") -> None:
     task.cancel()
     await asyncio.wait({task})
-
-
-async def _end_owner_of(directory: Path) -> None:
-    """Ask the ledger's owner to close; whoever needs it next starts it again.
-
-    Without this it would idle for a while after every run. It is asked, never killed: it closes
-    its database first, and a client that is connected just then starts another.
-    """
-    pid = owner_pid(directory)
-    if pid is None:
-        return
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGTERM)
-    for _ in range(_OWNER_LOOKS):
-        if owner_pid(directory) != pid:
-            return
-        await asyncio.sleep(_OWNER_SECONDS / _OWNER_LOOKS)
 
 
 def _remove_unbegun(run: RunDirectory, runs_directory: Path) -> None:

@@ -9,16 +9,20 @@ dies. Of an undivided run the one coordinator is always the last, and none of th
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
+from stoker.broker.place import owner_pid
 from stoker.coordinator.partition import Partition, divided
 from stoker.coordinator.record import RunDirectory
 from stoker.errors import RunOwned
 from stoker.seams.locks import lock_is_held, make_sole, take_lock
 
 _LOOK_SECONDS = 0.02
+_OWNER_SECONDS = 5.0
+_OWNER_LOOKS = 250
 
 
 class Part:
@@ -143,3 +147,20 @@ class Membership:
             for one in divided(self._partition.count)
             if one != self._partition and (holder := Part(self._run, one).holder())
         ]
+
+
+async def end_owner(directory: Path) -> None:
+    """Ask the ledger's owner to close; whoever needs it next starts it again.
+
+    Without this it would idle for a while after every run. It is asked, never killed: it closes
+    its database first, and a client that is connected just then starts another.
+    """
+    pid = owner_pid(directory)
+    if pid is None:
+        return
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    for _ in range(_OWNER_LOOKS):
+        if owner_pid(directory) != pid:
+            return
+        await asyncio.sleep(_OWNER_SECONDS / _OWNER_LOOKS)

@@ -38,6 +38,7 @@ class Snapshots:
         self._began = coordinator.parts.clock.monotonic()
         self._stats: StatsReply | None = None
         self._limits: LedgerLimits | None = None
+        self._held = ""
         self._recent: list[str] = []
         self._first_failures: dict[str, str] = {}
 
@@ -51,6 +52,11 @@ class Snapshots:
     def said(self, line: str) -> None:
         """Remember a line for people."""
         self._recent = [*self._recent, line][-_RECENT:]
+
+    def hold(self, line: str) -> None:
+        """Tell why nothing new is admitted any more."""
+        self.said(line)
+        self._held = line
 
     def ended(self, line: RolloutLine) -> None:
         """Remember how a rollout ended, and of each kind of failure the first."""
@@ -90,6 +96,7 @@ class Snapshots:
             isolation=_isolation(seen),
             accept_shared_kernel=self._shared,
             caps=self._caps(),
+            held=self._held,
             recent=tuple(self._recent),
             partition=msgspec.UNSET if partition.is_whole else str(partition),
         )

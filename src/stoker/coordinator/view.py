@@ -99,6 +99,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     accept_shared_kernel: bool
     caps: CapsView | None = None
     """``None``: the ledger has not answered yet."""
+    held: str = ""
+    """Why nothing new is admitted, where a budget says so."""
     recent: tuple[str, ...] = ()
     """Last few rollout lines, already free of control characters."""
     partition: str | msgspec.UnsetType = msgspec.UNSET
