@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo demo-model torch-env rig-vllm test test-all lint check venv clean bench-step
+.PHONY: demo demo-model torch-env rig-vllm test test-all lint check venv clean bench-step bench-peers bench-faults
 
 venv: .venv/.installed-dev
 
@@ -38,5 +38,12 @@ lint: .venv/.installed-dev
 bench-step: .venv/.installed
 	@$(PY) -m stoker.cli.main bench step
 
+# Other queues, for the comparison only: 198 MB in an environment of their own.
+bench-peers:
+	@$(PYTHON) tools/bench_faults/peers.py
+
+bench-faults: .venv/.installed bench-peers
+	@$(PY) tools/bench_faults/faults.py
+
 clean:
-	rm -rf .venv .venv-torch build dist
+	rm -rf .venv .venv-torch .venv-peers build dist
