@@ -163,7 +163,8 @@ class _Execution:
 
     def _is_last(self) -> bool:
         """Stop sharing; whether nobody else shares workers and ledger with this coordinator."""
-        return self._membership.leave() and self._common.leave()
+        # Both are let go of: whoever leaves the run next must not find us at the ledger still.
+        return all((self._membership.leave(), self._common.leave()))
 
     def _read(self, tasks: Path) -> Inputs:
         if not self._request.program.is_file():
