@@ -10,6 +10,7 @@ OUTSIDE = {
     ("worker/process.py", "os.environ"): "arms fault points when the process starts",
     ("broker/owner.py", "os.environ"): "arms fault points; finds the user's runtime directory",
     ("broker/owner.py", "os.fork"): "becomes a daemon that outlives the coordinator",
+    ("broker/postgres/gateway.py", "os.environ"): "as the owner: fault points, runtime directory",
     ("broker/spawn.py", "subprocess"): "owns the start of the ledger's owner",
     ("inference/in_process/smollm2.py", "os.environ"): "finds the user's cache directory",
     ("rollout/host.py", "os.environ"): "reads the hash seed its process was started with",
@@ -30,6 +31,7 @@ BOUNDARIES = {
     # module:function: why everything is caught there and not raised again
     "broker/exchange.py:Exchange.run": "one bad request must not end the ledger",
     "broker/owner.py:_serve": "whatever it was, the process ends and the next owner reopens",
+    "broker/postgres/gateway.py:main": "whatever it was, the process ends and the next begins anew",
     "cli/main.py:main": "the outermost boundary of the command line: a bug is shown whole",
     "coordinator/dispatch.py:Dispatcher._generate": "a backend's bug is one rollout's fault",
     "inference/in_process/thread.py:EngineThread._step": "ends the calls of the step, not the run",

@@ -109,7 +109,7 @@ __all__ = [
 
 
 class Durability(StrEnum):
-    """What survives what."""
+    """What survives what, from the weakest to the strongest."""
 
     MEMORY = "memory"
     """Nothing survives the process: tests and simulation."""
@@ -117,6 +117,8 @@ class Durability(StrEnum):
     """Survives the death of any process; a power cut may lose the last moments."""
     POWER_SAFE = "power-safe"
     """What was replied survives a power cut."""
+    REPLICATED = "replicated"
+    """It survives the loss of the machine too: a standby has it before the reply."""
 
 
 class LedgerLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +152,8 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True, tag="capabilities_
     limits: LedgerLimits
     lineage: str
     """Identity of this ledger; renewed when it is restored without certainty (I3)."""
+    advice: tuple[str, ...] = ()
+    """What would make it safer or faster, a sentence each."""
 
 
 # --- coordinator's verbs -------------------------------------------------------------------

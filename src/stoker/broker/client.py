@@ -35,7 +35,13 @@ from stoker.broker.envelope import (
 from stoker.broker.place import DATABASE, check_directory, owner_pid
 from stoker.broker.schema import check_version
 from stoker.broker.service import Reply
-from stoker.broker.spawn import OwnerSettings, published_socket, spawn_owner
+from stoker.broker.spawn import (
+    Database,
+    OwnerSettings,
+    known_database,
+    published_socket,
+    spawn_owner,
+)
 from stoker.broker.verbs import LedgerVerbs
 from stoker.errors import LedgerUnavailable, StokerError, WireViolation, from_record
 from stoker.model.ids import Fence
@@ -52,18 +58,21 @@ _FENCES_KEPT = 4096
 
 
 async def connect(
-    directory: Path,
+    directory: Path | tuple[Path, ...],
     *,
     role: str,
     limits: LedgerLimits | None = None,
     durability: Durability = Durability.POWER_SAFE,
     idle_exit_seconds: float = 60.0,
     spawn: bool = True,
+    database: Database | None = None,
 ) -> "LedgerClient":
     """Return a client of ``directory``'s ledger; starts its owner when none lives.
 
     An owner that already lives keeps the limits and durability it was started with; ask
-    ``capabilities``. ``spawn`` false: only use an owner that somebody else starts.
+    ``capabilities``. ``spawn`` false: only use an owner that somebody else starts. ``database``: it
+    holds the ledger, and what is started is a gateway to it. Several directories: gateways to one
+    ledger; when one does not answer, the next is asked.
 
     Raises:
         RunDirectoryUnusable: the directory cannot hold a ledger.
@@ -71,15 +80,17 @@ async def connect(
         LedgerUnavailable: no owner answered within ``RECONNECT_SECONDS``.
     **Cancellation:** nothing is left behind but perhaps an idle owner, which ends by itself.
     """
-    if spawn:
-        check_directory(directory)
-        check_version(directory / DATABASE)
+    directories = directory if isinstance(directory, tuple) else (directory,)
+    for one in directories if spawn else ():
+        check_directory(one)
+        check_version(one / DATABASE)
     settings = OwnerSettings(
         limits=limits or LedgerLimits(),
         durability=durability,
         idle_exit_seconds=idle_exit_seconds,
+        database=database or known_database(directories[0]),
     )
-    client = LedgerClient(directory, role, settings if spawn else None)
+    client = LedgerClient(directories, role, settings if spawn else None)
     try:
         await client.capabilities()
     except BaseException:
@@ -105,8 +116,11 @@ class _Sent:
 class LedgerClient(LedgerVerbs):
     """One peer of a ledger's owner. Use from one event loop."""
 
-    def __init__(self, directory: Path, role: str, settings: OwnerSettings | None) -> None:
-        self._directory = directory.absolute()
+    def __init__(
+        self, directories: tuple[Path, ...], role: str, settings: OwnerSettings | None
+    ) -> None:
+        self._directories = deque(directory.absolute() for directory in directories)
+        """Where to connect; the first is asked first."""
         self._role = role
         self._settings = settings
         self._calls: dict[int, _Sent] = {}
@@ -186,14 +200,16 @@ class LedgerClient(LedgerVerbs):
 
     async def _connect(self) -> tuple[asyncio.StreamReader, FrameDecoder]:
         while True:
-            path = published_socket(self._directory)
+            directory = self._directories[0]
+            path = published_socket(directory)
             try:
                 if path is None:
                     raise FileNotFoundError
                 reader, writer = await asyncio.open_unix_connection(str(path))
             except OSError:
                 if self._settings is not None:
-                    await asyncio.to_thread(spawn_owner, self._directory, self._settings)
+                    await asyncio.to_thread(spawn_owner, directory, self._settings)
+                self._directories.rotate(-1)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             try:
@@ -228,7 +244,7 @@ class LedgerClient(LedgerVerbs):
                     self._lineage = message.lineage
                     return frames
                 raise WireViolation(
-                    f"what listens for {self._directory} is not a ledger of this version; the "
+                    f"what listens for {self._directories[0]} is not a ledger of this version; the "
                     "connection was closed; use one version of stoker for a run"
                 )
 
@@ -293,7 +309,7 @@ class LedgerClient(LedgerVerbs):
     def _fail_all(self, error: Exception) -> None:
         if not isinstance(error, StokerError):
             error = LedgerUnavailable(
-                f"no ledger answered for {self._directory} within {RECONNECT_SECONDS:.0f} s; "
+                f"no ledger answered for {self._directories[0]} within {RECONNECT_SECONDS:.0f} s; "
                 "unanswered requests may or may not have been carried out; look at its ledger.log"
             )
         calls, self._calls = self._calls, {}

@@ -60,7 +60,7 @@ async def copy_database(directory: Path, target: Path) -> None:
 
 async def _from_owner(directory: Path, target: Path) -> None:
     request = CopyRequest(path=os.path.abspath(target))  # noqa: PTH100, ASYNC240 - looks at no disk
-    client = LedgerClient(directory, "cli", None)
+    client = LedgerClient((directory,), "cli", None)
     try:
         remaining = 1
         while remaining:

@@ -5,6 +5,8 @@ for the same.
 """
 
 from stoker.broker.base import LedgerLimits
+from stoker.broker.spawn import Database
+from stoker.config.secret import DOTS, Secret
 from stoker.config.tree import LedgerSettings, WorkerSettings
 
 
@@ -21,3 +23,14 @@ def limits_of(settings: LedgerSettings, workers: WorkerSettings) -> LedgerLimits
         lease_seconds=settings.lease,
         grace_seconds=settings.lease,
     )
+
+
+def database_of(settings: LedgerSettings) -> Database | None:
+    """Return the PostgreSQL database that is to hold the ledger, or ``None``.
+
+    Settings that were read back from a run's record hold dots instead of the address; then what
+    the run's first gateway left in its directory counts.
+    """
+    if settings.url is None or settings.url == Secret(DOTS):
+        return None
+    return Database(settings.url, settings.db_schema)

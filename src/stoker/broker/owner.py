@@ -30,7 +30,7 @@ from stoker.broker.schema import check_version
 from stoker.broker.server import Server
 from stoker.broker.service import LedgerService
 from stoker.broker.store_sqlite import SqliteStore
-from stoker.errors import StokerError
+from stoker.errors import ConfigInvalid, StokerError
 from stoker.seams.clock import SystemClock, boot_id
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import arm, declare, reach
@@ -56,13 +56,15 @@ def main() -> int:
     directory: Path = arguments.directory.resolve()
     try:
         limits = msgspec.json.decode(arguments.limits, type=LedgerLimits)
+        if arguments.durability is Durability.REPLICATED:
+            raise ConfigInvalid("one file on one machine is not replicated; use ledger.url")
         check_directory(directory)
         check_version(directory / DATABASE)
         socket_file = socket_path(directory, os.environ)
     except (StokerError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    if not arguments.foreground and not _daemonize(directory):
+    if not arguments.foreground and not daemonize(directory):
         return 0
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(message)s")
     lock = take_lock(directory)
@@ -79,7 +81,7 @@ def _open(directory: Path) -> SqliteStore:
     return SqliteStore(directory / DATABASE)
 
 
-def _daemonize(directory: Path) -> bool:
+def daemonize(directory: Path) -> bool:
     """Return ``True`` in a child with its own session and a log file, ``False`` in the parent."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -98,11 +100,11 @@ def _daemonize(directory: Path) -> bool:
 
 
 def _serve(service: LedgerService, directory: Path, socket_file: Path, idle_exit: float) -> int:
-    listener = _listen(socket_file)
+    listener = listen(socket_file)
     server = Server(Exchange(service), listener, SystemClock(), idle_exit)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     signal.signal(signal.SIGINT, lambda *_: server.stop())
-    _publish(directory, socket_file)
+    publish(directory, socket_file)
     _log.info("ledger %s open, %s", directory, service.durability)
     try:
         server.serve()
@@ -117,7 +119,8 @@ def _serve(service: LedgerService, directory: Path, socket_file: Path, idle_exit
     return 0
 
 
-def _listen(socket_file: Path) -> socket.socket:
+def listen(socket_file: Path) -> socket.socket:
+    """Return a listening socket at a path whose directory's lock we hold."""
     socket_file.unlink(missing_ok=True)  # we hold the lock: whoever bound it is dead
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(socket_file))
@@ -127,7 +130,8 @@ def _listen(socket_file: Path) -> socket.socket:
     return listener
 
 
-def _publish(directory: Path, socket_file: Path) -> None:
+def publish(directory: Path, socket_file: Path) -> None:
+    """Say in the ledger's directory where its socket is."""
     fresh = directory / f"{SOCKET_PATH}.new"
     fresh.write_bytes(os.fsencode(socket_file))
     fresh.replace(directory / SOCKET_PATH)

@@ -18,6 +18,7 @@ from stoker.errors import RunDirectoryUnusable
 
 LOCK = "ledger.lock"
 DATABASE = "ledger.db"
+DATABASE_ADDRESS = "ledger.postgres"
 SOCKET_PATH = "ledger.sock.path"
 LOG = "ledger.log"
 

@@ -10,6 +10,7 @@ import os
 import selectors
 import socket
 import struct
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 
@@ -83,6 +84,10 @@ class Server:
         """The disk was full: do not spin on what time demands."""
         self._group: list[Pending] = []
 
+    def watch(self, source: int, ready: Callable[[], None]) -> None:
+        """Call ``ready`` before a group whenever ``source`` can be read."""
+        self._selector.register(source, selectors.EVENT_READ, ready)
+
     def stop(self) -> None:
         """End after the group that is being carried out; may be called by a signal handler."""
         self._stopping = True
@@ -140,7 +145,10 @@ class Server:
 
     # --- reading
 
-    def _serve_ready(self, connection: Connection | None, mask: int) -> None:
+    def _serve_ready(self, connection: Connection | Callable[[], None] | None, mask: int) -> None:
+        if callable(connection):
+            connection()
+            return
         if connection is None:
             self._accept()
             return

@@ -1,5 +1,6 @@
 """Starting an owner process. The one place of this room that starts a process."""
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -8,10 +9,24 @@ from pathlib import Path
 import msgspec
 
 from stoker.broker.base import Durability, LedgerLimits
-from stoker.broker.place import SOCKET_PATH, owner_pid
-from stoker.errors import LedgerUnavailable
+from stoker.broker.place import DATABASE_ADDRESS, SOCKET_PATH, owner_pid
+from stoker.config.secret import Secret
+from stoker.errors import ConfigInvalid, LedgerUnavailable
 
 _START_SECONDS = 20.0
+_REFUSED = 2
+"""Exit status of a gateway whose database cannot hold the ledger; it has said why."""
+
+
+class Database(msgspec.Struct, frozen=True):
+    """A PostgreSQL database that a gateway serves."""
+
+    url: Secret
+    schema: str
+
+    def hand_over(self) -> bytes:
+        """Return it as a gateway reads it: from its standard input, which nobody else sees."""
+        return msgspec.json.encode({"url": self.url.reveal(), "schema": self.schema})
 
 
 class OwnerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -20,6 +35,8 @@ class OwnerSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: LedgerLimits = LedgerLimits()
     durability: Durability = Durability.POWER_SAFE
     idle_exit_seconds: float = 60.0
+    database: Database | None = None
+    """Serve this database instead of a file of our own."""
 
 
 def spawn_owner(
@@ -30,14 +47,20 @@ def spawn_owner(
     Blocks while the interpreter starts. ``environ``: instead of ours, for crash tests.
 
     Raises:
+        ConfigInvalid: its database cannot hold the ledger.
         LedgerUnavailable: the process could not be started; says what it said.
     """
     if owner_pid(directory) is not None:
         return
+    if settings.database and importlib.util.find_spec("psycopg") is None:
+        raise ConfigInvalid(
+            "ledger.url names a PostgreSQL database, and psycopg is not installed; nothing was "
+            "started; pip install 'stoker[postgres]'"
+        )
     command = [
         sys.executable,
         "-m",
-        "stoker.broker.owner",
+        "stoker.broker.postgres.gateway" if settings.database else "stoker.broker.owner",
         "--directory",
         str(directory),
         "--limits",
@@ -50,7 +73,7 @@ def spawn_owner(
     try:
         started = subprocess.run(  # noqa: S603 - our own interpreter and module
             command,
-            stdin=subprocess.DEVNULL,
+            input=settings.database.hand_over() if settings.database else b"",
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             timeout=_START_SECONDS,
@@ -61,9 +84,21 @@ def spawn_owner(
         raise LedgerUnavailable(f"no owner could be started for {directory}: {error}") from error
     if started.returncode:
         said = started.stderr.decode(errors="replace").strip()
+        if settings.database and started.returncode == _REFUSED:
+            raise ConfigInvalid(said)
         raise LedgerUnavailable(
             f"the owner of {directory} ended at once (status {started.returncode}): {said}"
         )
+
+
+def known_database(directory: Path) -> Database | None:
+    """Return the database that a gateway served for this directory before, without a password."""
+    try:
+        known = (directory / DATABASE_ADDRESS).read_bytes()
+    except FileNotFoundError:
+        return None
+    url, schema = msgspec.json.decode(known, type=tuple[str, str])
+    return Database(Secret(url), schema)
 
 
 def published_socket(directory: Path) -> Path | None:

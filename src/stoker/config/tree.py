@@ -4,7 +4,7 @@ Durations accept ``"30s"``, ``"5m"`` or seconds; sizes accept ``"512MiB"`` or by
 """
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -37,8 +37,13 @@ class LedgerSettings(Section):
 
     directory: str | None = None
     """Ledger, artifacts and workers that several runs share; unset: the run has its own."""
-    durability: Literal["power-safe", "process-safe"] = "power-safe"
-    """Whether replies wait for the disk."""
+    durability: Literal["power-safe", "process-safe", "replicated"] = "power-safe"
+    """Whether replies wait for the disk, or for a PostgreSQL standby's too."""
+    url: Secret | None = None
+    """PostgreSQL database that holds the ledger, ``postgresql://user@host/database``; unset: SQLite
+    in the run's directory. Passwords belong in ``~/.pgpass``: this address is kept without one."""
+    db_schema: str = "stoker"
+    """Schema of that database; runs that name the same share one ledger."""
     lease: Duration = 10.0
     """A worker silent for this long loses its leases."""
     queued_max: Annotated[int, Field(ge=1)] = 100_000
@@ -53,6 +58,12 @@ class LedgerSettings(Section):
     """Actions of one run in workers' hands at once; unset: no quota."""
     idle_exit: Duration = 60.0
     """The owner process ends after this long without a connection."""
+
+    @model_validator(mode="after")
+    def _replicas_need_a_server(self) -> Self:
+        if self.durability == "replicated" and self.url is None:
+            raise ValueError("durability = replicated needs a PostgreSQL server: set ledger.url")
+        return self
 
 
 class LimitSettings(Section):

@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.broker.base import Attach, Durability, Ledger, StatsReply
 from stoker.broker.client import connect
-from stoker.broker.limits import limits_of
+from stoker.broker.limits import database_of, limits_of
 from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
 from stoker.coordinator.actions import ActionFactory
@@ -244,12 +244,14 @@ class _Execution:
             limits=limits_of(settings, self._settings.workers),
             durability=Durability(settings.durability),
             idle_exit_seconds=settings.idle_exit,
+            database=database_of(settings),
         )
         self._stack.push_async_callback(self._end_owner, run.ledger)
         self._stack.push_async_callback(ledger.close)
         offered = (await ledger.capabilities()).durability
         asked = Durability(settings.durability)
-        if asked is Durability.POWER_SAFE and offered is not Durability.POWER_SAFE:
+        strength = list(Durability)
+        if strength.index(offered) < strength.index(asked):
             raise ConfigInvalid(
                 f"the ledger in {run.ledger} is {offered} and the configuration asks for "
                 f"{settings.durability}; nothing was started; change one of the two"

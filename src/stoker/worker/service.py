@@ -8,7 +8,7 @@ from structlog.typing import FilteringBoundLogger
 
 from stoker.broker.base import Durability, Ledger
 from stoker.broker.client import connect
-from stoker.broker.limits import limits_of
+from stoker.broker.limits import database_of, limits_of
 from stoker.config.tree import Settings
 from stoker.errors import IsolationUnavailable
 from stoker.journal.artifacts import ArtifactStore
@@ -166,6 +166,7 @@ class Service:
             limits=limits_of(ledger, self._settings.workers),
             durability=Durability(ledger.durability),
             idle_exit_seconds=ledger.idle_exit,
+            database=database_of(ledger),
         )
 
     def _assemble(

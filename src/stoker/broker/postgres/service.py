@@ -5,14 +5,16 @@ whether it keeps time, and inputs, which never change. Groups of several gateway
 rows they both name make one wait for the other.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
 from stoker.broker import queueing, views
 from stoker.broker.base import (
     ActionsReply,
     ActionsRequest,
+    Capabilities,
     Durability,
     HeartbeatRequest,
     HoldReply,
@@ -68,6 +70,8 @@ class GatewayService(LedgerService):
         self._served: dict[RunId, int] = {}
         """A hint for fair shares, this gateway's own."""
         self._handling: GroupBooks | None = None
+        self._begun_at = self._seqs
+        self._ring: Callable[[], None] | None = None
         self._gateways = 1
         self._verbs[HeartbeatRequest] = self._heartbeat
         self._verbs[ActionsRequest] = lambda r, _now: self._actions(r)
@@ -129,6 +133,26 @@ class GatewayService(LedgerService):
         store.run("forgive", (now.boot, now.boot))
         store.defer(now.boot + self.limits.lease_seconds)
 
+    def ask_time(self) -> None:
+        """Set the clock by the server's."""
+        [(seconds, _)] = self._store.all("moment")
+        if self._clock is not None:
+            self._clock.told(seconds)
+
+    def rings(self, ring: Callable[[], None]) -> None:
+        """Have ``ring`` called after a commit that may answer polls at other gateways."""
+        self._ring = ring
+
+    def leave(self) -> None:
+        """Say that this gateway ends."""
+        self._store.begin()
+        self._store.run("leave", (self._slot,))
+        self._store.commit(sync=False)
+
+    def capabilities(self) -> Capabilities:
+        """Return what this ledger promises, and what would make it better."""
+        return replace(super().capabilities(), advice=self._store.advice())
+
     @property
     def store(self) -> PostgresStore:
         """Return this gateway's way to the tables."""
@@ -169,6 +193,7 @@ class GatewayService(LedgerService):
         books = GroupBooks(store, self.limits, meta, now.boot, self._slot)
         books.work_seq, books.events_seq, books.tickets_seq = self._seqs
         books.served = self._served
+        self._begun_at = self._seqs
         return books
 
     def expect(self, polls: Sequence[Poll]) -> None:
@@ -181,6 +206,7 @@ class GatewayService(LedgerService):
             self._books.work_seq += 1  # a wake-up may have died with the gateway that owed it
             self._books.events_seq += 1
             self._books.tickets_seq += 1
+            self._begun_at = self._now_seqs()  # every gateway looks by itself
             self._books.flush()
             self._keep_time(now)
             if self._keeper:
@@ -207,7 +233,9 @@ class GatewayService(LedgerService):
 
         self._store.commit_after(write, sync=synced)
         self._in_office = self._keeper
-        self._seqs, self._handling = self._now_seqs(), None
+        before, self._seqs, self._handling = self._begun_at, self._now_seqs(), None
+        if self._ring is not None and self._gateways > 1 and self._seqs != before:
+            self._ring()
         if books.next_due is not None:
             self._next_due = min(books.next_due, self._next_due or books.next_due)
 

@@ -14,6 +14,7 @@ from psycopg import errors
 
 from stoker.broker.books import COUNTER_BITS
 from stoker.broker.postgres.connection import Db, ledger_key
+from stoker.broker.postgres.promises import advice
 from stoker.broker.store import StorageConflict, StorageFull, StorageLost
 from stoker.seams.faultpoints import declare, reach
 
@@ -80,6 +81,11 @@ class Session:
         self._ids.clear()
         if not self._db.closed and self._db.info.transaction_status:
             self.run("ROLLBACK")
+
+    def advice(self) -> tuple[str, ...]:
+        """Return what would make the server a better home for the ledger."""
+        with _translated():
+            return advice(self._db)
 
     def close(self) -> None:
         """Let go of the connection, and with it of every lock."""
