@@ -117,8 +117,11 @@ def error_codes() -> Iterator[str]:
 
 def crash_points() -> Iterator[str]:
     """Yield the page of fault points."""
-    for name in ("broker.owner", "coordinator.execute", "rollout.host", "worker.main"):
-        importlib.import_module(f"stoker.{name}")  # these four declare every point
+    for name in (
+        *("broker.owner", "coordinator.execute", "rollout.host", "worker.main"),
+        "broker.postgres.session",
+    ):
+        importlib.import_module(f"stoker.{name}")  # these declare every point
     yield from (
         "# Crash points",
         "",

@@ -120,6 +120,11 @@ class Durability(StrEnum):
     REPLICATED = "replicated"
     """It survives the loss of the machine too: a standby has it before the reply."""
 
+    def keeps(self, asked: "Durability") -> bool:
+        """Whether this is at least as much as ``asked``."""
+        strength = list(Durability)
+        return strength.index(self) >= strength.index(asked)
+
 
 class LedgerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Caps (I6) and lease lengths of one ledger."""

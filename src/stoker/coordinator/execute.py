@@ -250,8 +250,7 @@ class _Execution:
         self._stack.push_async_callback(ledger.close)
         offered = (await ledger.capabilities()).durability
         asked = Durability(settings.durability)
-        strength = list(Durability)
-        if strength.index(offered) < strength.index(asked):
+        if not offered.keeps(asked):
             raise ConfigInvalid(
                 f"the ledger in {run.ledger} is {offered} and the configuration asks for "
                 f"{settings.durability}; nothing was started; change one of the two"
