@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.config.tree import AdmissionSettings, Settings
+from stoker.config.tree import AdmissionSettings, LedgerSettings, Settings
 from stoker.coordinator.admission import Admission
 from stoker.coordinator.agreement import require_same_run, require_usable
+from stoker.coordinator.common import CommonLedger
 from stoker.coordinator.divided import execute_all, resumable
 from stoker.coordinator.partition import Partition, divided, partition_of
 from stoker.coordinator.record import RunDirectory
@@ -220,6 +221,22 @@ def test_a_member_names_the_others_that_live(tmp_path: Path) -> None:
         with Part(run, theirs).owned():
             (said,) = Membership(run, mine).others()
             assert said.startswith("1/2 (process ")
+
+
+def test_coordinators_that_begin_a_run_agree_on_whose_ledger_it_is(tmp_path: Path) -> None:
+    """The first one gave no shared ledger and has made the directories; there is no record yet."""
+    run = RunDirectory(tmp_path / "runs" / RUN)
+    place = str(tmp_path / "place")
+    settings = Settings(ledger=LedgerSettings(directory=place))
+    shared = CommonLedger.of(run, settings, fresh=True)
+    assert shared.place is not None
+    again = CommonLedger.of(run, settings, fresh=True)
+    assert again.place is not None
+    assert (shared.place.path, again.place.path) == (Path(place), Path(place))
+    other = RunDirectory(tmp_path / "runs" / "other")
+    other.create()
+    with pytest.raises(RunChanged, match="has a ledger of its own"):
+        CommonLedger.of(other, settings, fresh=True)
 
 
 def test_a_resume_of_all_takes_the_parts_that_nobody_runs(tmp_path: Path) -> None:

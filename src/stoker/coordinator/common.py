@@ -47,13 +47,11 @@ class CommonLedger:
         named = settings.ledger.directory
         wanted = Path(named).resolve() if named else None
         if fresh and wanted is not None:
-            place = RunDirectory(wanted)
-            place.create()
+            RunDirectory(wanted).create()
             run.path.mkdir(parents=True, exist_ok=True)
             for name in _LINKS:
                 with suppress(FileExistsError):  # another coordinator of this run was first
                     (run.path / name).symlink_to(wanted / name)
-            return cls(place)
         linked = run.ledger.resolve().parent if run.ledger.is_symlink() else None
         if wanted not in (None, linked):
             has = f"shares {linked}" if linked else "has a ledger of its own"
