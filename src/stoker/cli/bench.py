@@ -95,6 +95,10 @@ def ledger(
     queued: Annotated[
         int, typer.Option("--queued", min=0, help="Actions waiting in the deep queue.")
     ] = 1_000_000,
+    postgres: Annotated[
+        str | None,
+        typer.Option("--postgres", help="Measure gateways to this server instead: its address."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """What a durable hand-off costs, beside an append-only log with the same rows.
@@ -102,10 +106,13 @@ def ledger(
     Whole cycles (append, lease, start, heartbeat, complete, event, acknowledge),
     power-safe, 1 KiB each way, 256 outstanding, and one; a cancel's way to its
     worker; idle slots; and a deep queue, with the owner killed on top of it.
+    With --postgres: one gateway and two, beside plain batched SQL, and churn, in
+    schemas of their own that are dropped afterwards.
 
     Examples:
       stoker bench ledger
       stoker bench ledger --repeat 1 --queued 0
+      stoker bench ledger --postgres postgresql://me@host/spare
       stoker bench ledger --json
 
     Exit codes:
@@ -114,6 +121,14 @@ def ledger(
       2    the command line cannot be used
       130  interrupted
     """
+    if postgres is not None:
+        from stoker.cli import bench_ledger_postgres
+        from stoker.config.secret import Secret
+
+        say = remarks().print
+        document = bench_ledger_postgres.measure(Secret(postgres), runs=runs, say=say)
+        _answer(document, as_json=as_json)
+        return
     from stoker.cli.bench_ledger import measure
 
     _answer(measure(runs=runs, queued=queued, say=remarks().print), as_json=as_json)

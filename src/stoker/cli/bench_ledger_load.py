@@ -38,7 +38,7 @@ from stoker.seams.entropy import fresh_id
 RUN = RunId("run_bench")
 CLASS = "fast"
 PAYLOAD_BYTES = 1024
-_ROW_BYTES = 256
+ROW_BYTES = 256
 _WAIT_SECONDS = 5.0
 _DEADLINE_SECONDS = 86_400.0
 
@@ -66,8 +66,9 @@ class Measured:
 class Load:
     """One coordinator and one worker of a ledger, each with a connection of its own."""
 
-    def __init__(self, coordinator: Ledger, worker: Ledger) -> None:
-        self._coordinator = coordinator
+    def __init__(self, coordinator: Ledger, worker: Ledger, partition: str = "0") -> None:
+        self._partition = partition  # loads of different partitions may share a ledger
+        self.coordinator = coordinator
         self._worker = worker
         self.worker_id = WorkerId(fresh_id("wrk_"))
         self.fence = Fence(0)
@@ -78,12 +79,12 @@ class Load:
         """Id of the last event heard."""
         self._input = inline_value(b"i" * PAYLOAD_BYTES)
         self._result = inline_value(b"r" * PAYLOAD_BYTES)
-        self._row = b"j" * _ROW_BYTES
+        self._row = b"j" * ROW_BYTES
 
     async def begin(self, slots: int) -> None:
         """Own the partition, introduce the worker."""
-        attach = Attach(run_id=RUN, incarnation=fresh_id("crd_"))
-        self.fence = (await self._coordinator.attach(attach)).fence
+        attach = Attach(run_id=RUN, partition=self._partition, incarnation=fresh_id("crd_"))
+        self.fence = (await self.coordinator.attach(attach)).fence
         await self._worker.enroll(
             Enroll(worker_id=self.worker_id, name="bench", slots={CLASS: slots})
         )
@@ -95,7 +96,7 @@ class Load:
         working = asyncio.create_task(self._work(outstanding))
         began = self._clock.monotonic()
         left = total - outstanding
-        rollouts = [RolloutId(f"rol_{next(self._serial)}") for _ in range(outstanding)]
+        rollouts = [self._rollout() for _ in range(outstanding)]
         await self._append([(rollout, None) for rollout in rollouts], issued)
         while measured.cycles < total:
             events = await self._events()
@@ -117,10 +118,11 @@ class Load:
         """Queue ``total`` actions and leave them there; return how long it took, seconds."""
         began = self._clock.monotonic()
         for _ in range(0, total, batch):
-            rollouts = [RolloutId(f"rol_{next(self._serial)}") for _ in range(batch)]
-            await self._coordinator.append(
+            rollouts = [self._rollout() for _ in range(batch)]
+            await self.coordinator.append(
                 AppendBatch(
                     run_id=RUN,
+                    partition=self._partition,
                     fence=self.fence,
                     appends=tuple(self._one(one, None) for one in rollouts),
                 )
@@ -130,15 +132,20 @@ class Load:
     async def cancelled(self) -> float:
         """Cancel one running action; return how long its worker took to hear of it, seconds."""
         me = self.worker_id
-        await self._append([(RolloutId(f"rol_{next(self._serial)}"), None)], {})
+        await self._append([(self._rollout(), None)], {})
         (lease,) = await self.leased(1)
         waiting = asyncio.create_task(
             self._worker.lease(LeaseRequest(worker_id=me, wait_seconds=_WAIT_SECONDS))
         )
         await asyncio.sleep(0)  # its request is on the wire before ours
         began = self._clock.monotonic()
-        named = Cancel(run_id=RUN, fence=self.fence, action_ids=(lease.action.action_id,))
-        await asyncio.gather(self._coordinator.cancel(named), waiting)
+        named = Cancel(
+            run_id=RUN,
+            partition=self._partition,
+            fence=self.fence,
+            action_ids=(lease.action.action_id,),
+        )
+        await asyncio.gather(self.coordinator.cancel(named), waiting)
         seconds = self._clock.monotonic() - began
         assert lease.action.action_id in waiting.result().revoked
         held = (Held(lease.action.action_id, lease.fence),)
@@ -155,8 +162,14 @@ class Load:
         return reply.leases
 
     async def _events(self) -> tuple[LedgerEvent, ...]:
-        reply = await self._coordinator.events(
-            EventsRequest(run_id=RUN, fence=self.fence, after=self.told, wait_seconds=_WAIT_SECONDS)
+        reply = await self.coordinator.events(
+            EventsRequest(
+                run_id=RUN,
+                partition=self._partition,
+                fence=self.fence,
+                after=self.told,
+                wait_seconds=_WAIT_SECONDS,
+            )
         )
         if reply.events:
             self.told = reply.events[-1].event_id
@@ -173,16 +186,21 @@ class Load:
         now = self._clock.monotonic()
         issued.update((one.submits[0].action_id, now) for one in appends if one.submits)
         if appends:
-            await self._coordinator.append(
-                AppendBatch(run_id=RUN, fence=self.fence, appends=tuple(appends))
+            await self.coordinator.append(
+                AppendBatch(
+                    run_id=RUN, partition=self._partition, fence=self.fence, appends=tuple(appends)
+                )
             )
+
+    def _rollout(self) -> RolloutId:
+        return RolloutId(f"rol_{self._partition}_{next(self._serial)}")
 
     def _one(self, rollout: RolloutId, done: ActionId | None) -> Append:
         seq = self._seqs.get(rollout, 0)
         self._seqs[rollout] = seq + 2
         number = next(self._serial)
         action = Action(
-            action_id=ActionId(f"act_{number}"),
+            action_id=ActionId(f"act_{self._partition}_{number}"),
             run_id=RUN,
             rollout_id=rollout,
             path=CallPath(str(seq)),

@@ -1,0 +1,182 @@
+"""``stoker bench ledger --postgres``: a gateway's cycles beside plain batched SQL on one server.
+
+Same load as the embedded ledger's bench (``bench_ledger_load``), through real gateway processes.
+The floor is ``testing.raw_sql``; both in turn, round by round. Two gateways, each with its own
+coordinator and worker, are compared with one; how much CPU a cycle costs where says what more cores
+would give. Churn: one ledger under load for a while, its rate and size at the end against those
+after a warm-up.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import statistics
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stoker.broker.base import LedgerLimits
+from stoker.broker.client import connect
+from stoker.broker.place import owner_pid
+from stoker.broker.postgres.connection import Db
+from stoker.broker.postgres.connection import connect as connect_server
+from stoker.broker.spawn import Database
+from stoker.cli.bench_ledger_load import PAYLOAD_BYTES, ROW_BYTES, Load
+from stoker.cli.bench_machine import Probe, machine
+from stoker.config.secret import Secret
+from stoker.seams.clock import SystemClock
+from stoker.seams.entropy import fresh_id
+from stoker.testing.raw_sql import RawSql
+
+OUTSTANDING = 256
+CYCLES = 10_240
+CHURN_BATCHES = 20
+_QUEUED_MAX = 4_000_000
+_LIMITS = LedgerLimits(
+    queued_max=_QUEUED_MAX, queued_per_class_max=_QUEUED_MAX, results_max=_QUEUED_MAX
+)
+_SIZE = """SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
+WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'
+    AND c.relname NOT IN ('journal', 'rollout', 'action')"""
+
+Say = Callable[[str], object]
+
+
+class Rounds(msgspec.Struct):
+    """What the rounds gave, one value each."""
+
+    ours: list[float] = []
+    raw: list[float] = []
+    two: list[float] = []
+    per_commit: list[float] = []
+    cpu_us: list[float] = []
+
+
+def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
+    """Measure ``runs`` rounds and the churn once; return the bench document (DESIGN §9)."""
+    rounds = Rounds()
+    with tempfile.TemporaryDirectory(prefix="stoker-bench-", ignore_cleanup_errors=True) as kept:
+        place = Path(kept)
+        probe = Probe(place)
+        for number in range(runs):
+            say(f"bench ledger: round {number + 1} of {runs} …")
+            probe.sample()
+            rounds.raw.append(_raw_rate(url))
+            asyncio.run(_round(place / str(number), url, rounds))
+        say("bench ledger: churn …")
+        rate, size = asyncio.run(_churn(place / "churn", url))
+        probe.sample()
+        syncs = probe.median_ms()
+    ratios = [ours / raw for ours, raw in zip(rounds.ours, rounds.raw, strict=True)]
+    twos = [two / ours for two, ours in zip(rounds.two, rounds.ours, strict=True)]
+    return {
+        "bench": "ledger-postgres",
+        "machine": machine(sync_ms_p50=syncs),
+        "figures": {
+            "gateway_cycles_per_second": _figure(rounds.ours, "1/s", None),
+            "raw_sql_cycles_per_second": _figure(rounds.raw, "1/s", None),
+            "cycle_vs_raw_sql": _figure(ratios, "ratio", 0.8),
+            "two_gateways_vs_one": _figure(twos, "ratio", 1.6),
+            "gateway_transitions_per_commit": _figure(rounds.per_commit, "", 200.0),
+            "gateway_cpu_us_per_cycle": _figure(rounds.cpu_us, "us", None),
+            "churn_rate_end_vs_warm": _figure([rate], "ratio", 0.9),
+            "churn_size_end_vs_warm": _figure([size], "ratio", None),
+        },
+        "notes": {},
+    }
+
+
+@contextlib.contextmanager
+def _schema(url: Secret) -> Iterator[tuple[Db, str]]:
+    name = fresh_id("bench_")
+    db: Db = connect_server(url, name)
+    try:
+        db.execute(f'CREATE SCHEMA "{name}"'.encode())
+        yield db, name
+    finally:
+        db.execute(f'DROP SCHEMA "{name}" CASCADE'.encode())
+        db.close()
+
+
+def _raw_rate(url: Secret) -> float:
+    clock = SystemClock()
+    with _schema(url) as (db, _):
+        raw = RawSql(db, PAYLOAD_BYTES, ROW_BYTES)
+        raw.cycles(OUTSTANDING * 4, OUTSTANDING)
+        began = clock.monotonic()
+        raw.cycles(CYCLES, OUTSTANDING)
+        return CYCLES / (clock.monotonic() - began)
+
+
+async def _round(place: Path, url: Secret, rounds: Rounds) -> None:
+    with _schema(url) as (_, name):
+        database = Database(url, name)
+        async with _gateway(place / "a", database, "a") as one:
+            await one.cycles(OUTSTANDING * 4, OUTSTANDING)
+            pid = owner_pid(place / "a")
+            assert pid is not None, "the gateway lives while we are connected"
+            before, cpu = await one.coordinator.stats(), _cpu_seconds(pid)
+            measured = await one.cycles(CYCLES, OUTSTANDING)
+            rounds.cpu_us.append((_cpu_seconds(pid) - cpu) / CYCLES * 1e6)
+            after = await one.coordinator.stats()
+            rounds.ours.append(measured.rate)
+            transitions = after.transitions_total - before.transitions_total
+            rounds.per_commit.append(transitions / (after.commits_total - before.commits_total))
+            async with _gateway(place / "b", database, "b") as other:
+                await other.cycles(OUTSTANDING * 4, OUTSTANDING)
+                both = await asyncio.gather(
+                    *(load.cycles(CYCLES, OUTSTANDING) for load in (one, other))
+                )
+                rounds.two.append(2 * CYCLES / max(m.seconds for m in both))
+
+
+async def _churn(place: Path, url: Secret) -> tuple[float, float]:
+    """Return rate and size at the end ÷ after a warm-up; rows kept for ever do not count."""
+    with _schema(url) as (db, name):
+        async with _gateway(place, Database(url, name), "a") as load:
+            rates, sizes = [], []
+            for _ in range(CHURN_BATCHES):
+                rates.append((await load.cycles(CYCLES // 2, OUTSTANDING)).rate)
+                sizes.append(db.execute(_SIZE, (name,)).fetchall()[0][0])
+            warm = CHURN_BATCHES // 4
+            rate = statistics.median(rates[-warm:]) / statistics.median(rates[warm : 2 * warm])
+            return rate, float(sizes[-1] / sizes[2 * warm - 1])
+
+
+@contextlib.asynccontextmanager
+async def _gateway(place: Path, database: Database, partition: str) -> AsyncIterator[Load]:
+    clients = [
+        await connect(place, role=role, limits=_LIMITS, database=database)
+        for role in ("coordinator", "worker")
+    ]
+    try:
+        load = Load(clients[0], clients[1], partition)
+        await load.begin(OUTSTANDING)
+        yield load
+    finally:
+        for client in clients:
+            await client.close()
+        if (pid := owner_pid(place)) is not None:
+            os.kill(pid, signal.SIGTERM)
+            while owner_pid(place) == pid:
+                await asyncio.sleep(0.01)
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _figure(values: list[float], unit: str, target: float | None) -> dict[str, Any]:
+    return {
+        "value": statistics.median(values),
+        "unit": unit,
+        "target": target,
+        "low": min(values),
+        "high": max(values),
+        "runs": len(values),
+    }
