@@ -8,6 +8,8 @@ import time
 
 PAUSE_SECONDS = 3.0
 """Between beginning and acting, or acting and ending: room to be hit in."""
+LONG_SECONDS = 40.0
+"""Of a job that is to be cancelled: long enough for the slowest client to say so."""
 
 
 def mark(what: str, key: str) -> None:
@@ -27,6 +29,8 @@ def job(kind: str, key: str) -> None:
         ctypes.PyDLL(None).usleep(int(held * 1e6))
     if kind == "before":
         time.sleep(PAUSE_SECONDS)
+    if kind == "long":
+        time.sleep(LONG_SECONDS)
     mark("acted", key)
     if kind == "after":
         time.sleep(PAUSE_SECONDS)
