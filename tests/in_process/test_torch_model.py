@@ -123,6 +123,17 @@ def test_what_it_says_of_itself(folder: Path) -> None:
     started(folder, main, kv_memory="64KiB")
 
 
+def test_where_memory_allows_a_sequence_gets_as_long_as_the_model_was_made_for(
+    folder: Path, tmp_path: Path
+) -> None:
+    async def main(model: TorchModel) -> int | None:
+        return model.info().replicas[0].kv_tokens
+
+    assert started(folder, main, window=3) == 3 * 2048
+    # Shorter than the trial's prompt: it is tried with what it holds.
+    assert started(tiny_folder(tmp_path, context=40), main, window=20) == 20 * 40
+
+
 @pytest.mark.parametrize(("prompt", "wanted", "sampled"), [(50, 20, 14), (63, 9, 1), (64, 9, 0),
                                                           (90, 9, 0), (10, 0, 0)])  # fmt: skip
 def test_the_end_of_the_context_cuts_and_is_no_failure(
@@ -194,6 +205,7 @@ def test_c5_a_weight_update_inside_a_turn_is_in_its_spans(folder: Path, other: P
         return await call
 
     said = started(folder, main, stop=False)
+    assert said.token_count == 1500
     assert [span.policy_version for span in said.spans] == [0, 5]
     assert flaw(said) == ""
 

@@ -59,19 +59,17 @@ def load_fastest(folder: Path, dtype: str, clock: Clock, batch: int) -> tuple[Ne
 
 def measure(network: Network, clock: Clock, batch: int) -> Times:
     """Time ``network`` with slots for ``batch`` sequences; it has none of use afterwards."""
-    longest = network.context
-    network.open_slots(batch, PROMPT_TOKENS + 1)
-    ids = [index * 7 % network.vocabulary for index in range(PROMPT_TOKENS)]
+    count = min(PROMPT_TOKENS, network.longest - 1)
+    network.open_slots(batch, count + 1)
+    ids = [index * 7 % network.vocabulary for index in range(count)]
     prompt = [Stretch(0, 0, ids, last=True)]
-    single = [Stretch(slot, PROMPT_TOKENS, ids[:1], last=True) for slot in range(batch)]
-    times = Times(
+    single = [Stretch(slot, count, ids[:1], last=True) for slot in range(batch)]
+    return Times(
         dtype=network.dtype,
         prefill=_least(network, clock, prompt),
         decode=_least(network, clock, single),
         batch=batch,
     )
-    network.context = longest  # what the trial's small slots had room for is no limit of the model
-    return times
 
 
 def _least(network: Network, clock: Clock, stretches: list[Stretch]) -> float:

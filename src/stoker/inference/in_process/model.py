@@ -228,7 +228,7 @@ class TorchModel:
     def _slot_tokens(self, network: Network) -> int:
         """Return how long a sequence may get; see ``model.torch.kv_memory``."""
         memory = self._settings.kv_memory // (self._window * network.bytes_per_token)
-        return max(1, min(network.context, memory))
+        return max(1, min(network.longest, memory))
 
     def _notice(self, network: Network, times: list[Times]) -> str:
         shown = ", ".join(

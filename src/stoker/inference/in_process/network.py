@@ -47,8 +47,10 @@ class Network:
 
     def __init__(self, model: Any, context: int) -> None:  # noqa: ANN401 - transformers' own
         self.model = model
-        self.context = context
-        """Tokens a sequence may have; lowered by ``open_slots``."""
+        self.longest = context
+        """Tokens of a sequence the model was made for."""
+        self.context = 0
+        """Tokens a slot has room for; set by ``open_slots``."""
         self._probe = _Probe()
         self.shapes = self._probe.shapes
         """Layer → key heads, width of a key, width of a value."""
@@ -68,7 +70,7 @@ class Network:
         context = int(getattr(config, "max_position_embeddings", 0) or 2048)
         network = cls(model, context)
         network._refuse_unknown(folder, config)
-        network.context = min(context, network._probe.window or context)
+        network.longest = min(context, network._probe.window or context)
         return network
 
     @property
@@ -130,8 +132,8 @@ class Network:
         Raises:
             ConfigInvalid: it is another model.
         """
-        if other.shapes != self.shapes:
-            raise ConfigInvalid("the new weights are of another model: their layers differ")
+        if (other.shapes, other.vocabulary) != (self.shapes, self.vocabulary):
+            raise ConfigInvalid("the new weights are of another model: layers or vocabulary differ")
         self.model = other.model
 
     def step(self, stretches: Sequence[Stretch]) -> Any:  # noqa: ANN401 - a tensor
