@@ -52,7 +52,7 @@ def test_they_come_from_the_directory_that_was_named(
 
 
 def test_commands_and_choices_complete(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert completed("stoker conf", monkeypatch) == ["config"]
+    assert completed("stoker confi", monkeypatch) == ["config"]
     assert completed("stoker export x --format p", monkeypatch) == ["parquet"]
 
 

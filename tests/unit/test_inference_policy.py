@@ -93,7 +93,7 @@ def test_open_model_names_what_exists(tmp_path: Path) -> None:
     assert open_model("scripted:p.jsonl", base=tmp_path).info().name == "scripted:p.jsonl"
     info = open_model("sim:d.toml", base=tmp_path).info()
     assert (info.name, info.simulated, info.replicas[0].window) == ("sim:d", True, 8)
-    for spec in ("torch:x", "scripted", "scripted:", "nonsense:p", "http"):
+    for spec in ("scripted", "scripted:", "nonsense:p", "http"):
         with pytest.raises(ConfigInvalid, match=r"scripted:FILE .* sim:PROFILE .* http://HOST"):
             open_model(spec, base=tmp_path)
 

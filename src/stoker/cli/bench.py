@@ -26,8 +26,6 @@ def benches() -> None:
       stoker bench boxes
       stoker bench ledger
       stoker bench torch
-
-
       stoker bench soak --minutes 5
 
     Exit codes:

@@ -52,7 +52,14 @@ class _View:
 
     def draw(self) -> None:
         """Redraw the view in place."""
-        with Live(console=self._console, auto_refresh=False, vertical_overflow="crop") as live:
+        # stdout is the answer's, not the view's: a thread must not put another in its place.
+        with Live(
+            console=self._console,
+            auto_refresh=False,
+            vertical_overflow="crop",
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as live:
             ended = False
             while not ended:
                 ended = self._ended.wait(REFRESH_SECONDS)
