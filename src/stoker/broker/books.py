@@ -260,9 +260,7 @@ class Books:
         if old is None:
             self._recount(new, 1)
         elif old.state in LIVE and new.state in LIVE:  # a start: it stays where it is counted
-            states = self.states[new.action.worker_class]
-            states[old.state] -= 1
-            states[new.state] += 1
+            self._count_start(old, new)
         elif (old.state, old.parked_on, old.suspect) != (new.state, new.parked_on, new.suspect):
             self._recount(old, -1)
             self._recount(new, 1)
@@ -272,6 +270,11 @@ class Books:
             return
         if new.state is ActionState.ACCEPTED:
             self.work_seq += 1
+
+    def _count_start(self, old: Row, new: Row) -> None:
+        states = self.states[new.action.worker_class]
+        states[old.state] -= 1
+        states[new.state] += 1
 
     def _recount(self, row: Row, sign: int) -> None:
         ended = row.state in TERMINAL

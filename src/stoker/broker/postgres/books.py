@@ -102,6 +102,10 @@ class GroupBooks(Books):
         key = (queue.worker_class, queue.run_id, number, parked_on.value, queue.suspect, held)
         self._changes[key] += count
 
+    def _count_start(self, old: Row, new: Row) -> None:
+        self._count(old.queue, old.state, old.parked_on, -1)
+        self._count(new.queue, new.state, new.parked_on, 1)
+
     def _counted(self) -> list[tuple[object, ...]]:
         """Return by how much this group changed each counter."""
         changes: list[tuple[object, ...]] = [
