@@ -38,8 +38,7 @@ class Script:
     def submit(self, kind: str, count: int = 1) -> list[str]:
         """Hand in jobs; return their keys."""
         keys = [f"{kind}-{len(self.jobs) + n}" for n in range(count)]
-        for key in keys:
-            self.jobs[key] = self.system.submit(kind, key)
+        self.jobs |= zip(keys, self.system.submit(kind, keys), strict=True)
         return keys
 
     def count(self, what: str) -> Counter[str]:
@@ -152,9 +151,8 @@ def cancel(script: Script) -> str:
     """Cancel of two running and two queued jobs."""
     keys = script.submit("long", 2 * SLOTS)
     script.until("begun", keys[:1])
-    for key in keys:
-        if not script.system.cancel(script.jobs[key]):
-            return "no cancel"
+    if not script.system.cancel([script.jobs[key] for key in keys]):
+        return "no cancel"
     time.sleep(LONG_SECONDS)
     script.settle()
     acted = script.count("acted")

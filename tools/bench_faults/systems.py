@@ -32,6 +32,7 @@ from stoker.model.value import canonical_bytes, inline_value
 APPS = Path(__file__).parent / "apps"
 LEASE_SECONDS = 5.0
 SLOTS = 2
+RUN = RunId("run_faults")
 T = TypeVar("T")
 
 
@@ -62,12 +63,12 @@ class System:
         """Return how worker ``number`` is started."""
         raise NotImplementedError
 
-    def submit(self, kind: str, key: str) -> str:
-        """Hand in a job; return the system's own id of it."""
+    def submit(self, kind: str, keys: list[str]) -> list[str]:
+        """Hand in jobs at once; return the system's own ids of them."""
         raise NotImplementedError
 
-    def cancel(self, job: str) -> bool:
-        """Cancel a job; ``False`` where there is no such thing."""
+    def cancel(self, jobs: list[str]) -> bool:
+        """Cancel jobs; ``False`` where there is no such thing."""
         raise NotImplementedError
 
     def state(self, job: str) -> str:
@@ -91,8 +92,9 @@ class System:
 
     def signal_worker(self, number: signal.Signals) -> None:
         """Signal the first worker and everything it started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.workers[0].pid, number)
+        for pid in family(self.workers[0].pid):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def end(self) -> None:
         """End everything."""
@@ -116,6 +118,19 @@ class System:
         return done.stdout.strip()
 
 
+def family(root: int) -> list[int]:
+    """Return a process and everything below it, also what made a session of its own."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            fields = (entry / "stat").read_text(errors="replace").rpartition(") ")[2].split()
+            parents[int(entry.name)] = int(fields[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
 class Peer(System):
     """A system driven by its file in ``apps``."""
 
@@ -136,14 +151,14 @@ class Peer(System):
     def _app(self, *words: str) -> str:
         return self._run([str(APPS / f"{self.app}_app.py"), *words])
 
-    def submit(self, kind: str, key: str) -> str:
-        """Hand in a job."""
-        return self._app("submit", kind, key)
+    def submit(self, kind: str, keys: list[str]) -> list[str]:
+        """Hand in jobs."""
+        return self._app("submit", kind, *keys).split()
 
-    def cancel(self, job: str) -> bool:
-        """Cancel a job."""
+    def cancel(self, jobs: list[str]) -> bool:
+        """Cancel jobs."""
         if self.cancels:
-            self._app("cancel", job)
+            self._app("cancel", *jobs)
         return self.cancels
 
     def state(self, job: str) -> str:
@@ -176,7 +191,7 @@ class Celery(Peer):
     name = "Celery"
     app = "celery"
     packages = ("celery", "kombu", "redis")
-    settings = "acks_late, reject_on_worker_lost, prefetch 1, visibility_timeout 5 s; prefork 2"
+    settings = "acks_late, reject_on_worker_lost, prefetch 1, visibility_timeout 15 s; prefork 2"
 
     def worker_command(self, number: int) -> list[str]:
         """Return how a worker is started."""
@@ -278,6 +293,11 @@ class Dbos(Peer):
     server_class = Postgres
     settings = "queue with worker_concurrency 2, polled every 0.2 s, max_recovery_attempts 3"
 
+    def begin(self) -> None:
+        """Start the server and make the tables."""
+        super().begin()
+        self._app("migrate")
+
     def worker_command(self, number: int) -> list[str]:
         """Return how a worker is started."""
         del number
@@ -314,33 +334,34 @@ class Stoker(System):
             "--settings", str(self._settings), "--name", f"w{number}",
         ]  # fmt: skip
 
-    def submit(self, kind: str, key: str) -> str:
-        """Submit an action, the only one of its rollout."""
+    def submit(self, kind: str, keys: list[str]) -> list[str]:
+        """Submit actions, each the only one of its rollout."""
         given = [f"{name}={self.environment[name]}" for name in ("BENCH_LOG", "BENCH_LEASE")]
-        argv = ("env", *given, sys.executable, str(APPS / "jobs.py"), kind, key)
-        rollout = RolloutId(f"rol_{key}")
-        action = Action(
-            action_id=ActionId(f"act_{key}"), run_id=RunId("run_faults"), rollout_id=rollout,
-            path=CallPath("0"), step=0, worker_class="fast", tool="call",
-            input=inline_value(canonical_bytes(CallRequest(argv=argv))), effect=self.effect,
-            timeout_seconds=120.0, deadline_seconds=600.0,
-        )  # fmt: skip
-        one = Append(rollout_id=rollout, expected_seq=0, events=(b"job",), submits=(action,))
-        run = RunId("run_faults")
+        command = ("env", *given, sys.executable, str(APPS / "jobs.py"), kind)
+        appends = tuple(self._append(key, (*command, key)) for key in keys)
         self._ask(
             lambda ledger, fence: ledger.append(
-                AppendBatch(run_id=run, fence=fence, appends=(one,))
+                AppendBatch(run_id=RUN, fence=fence, appends=appends)
             )
         )
-        return str(action.action_id)
+        return [str(one.submits[0].action_id) for one in appends]
 
-    def cancel(self, job: str) -> bool:
-        """Cancel an action."""
-        request = (ActionId(job),)
-        run = RunId("run_faults")
+    def _append(self, key: str, argv: tuple[str, ...]) -> Append:
+        rollout = RolloutId(f"rol_{key}")
+        action = Action(
+            action_id=ActionId(f"act_{key}"), run_id=RUN, rollout_id=rollout, path=CallPath("0"),
+            step=0, worker_class="fast", tool="call", effect=self.effect,
+            input=inline_value(canonical_bytes(CallRequest(argv=argv))),
+            timeout_seconds=120.0, deadline_seconds=600.0,
+        )  # fmt: skip
+        return Append(rollout_id=rollout, expected_seq=0, events=(b"job",), submits=(action,))
+
+    def cancel(self, jobs: list[str]) -> bool:
+        """Cancel actions."""
+        ids = tuple(map(ActionId, jobs))
         self._ask(
             lambda ledger, fence: ledger.cancel(
-                Cancel(run_id=run, fence=fence, action_ids=request, reason="bench")
+                Cancel(run_id=RUN, fence=fence, action_ids=ids, reason="bench")
             )
         )
         return True
@@ -379,7 +400,7 @@ class Stoker(System):
                 limits=LedgerLimits(lease_seconds=LEASE_SECONDS, grace_seconds=LEASE_SECONDS),
             )
             try:
-                attach = Attach(run_id=RunId("run_faults"), incarnation="bench")
+                attach = Attach(run_id=RUN, incarnation="bench")
                 return await question(ledger, (await ledger.attach(attach)).fence)
             finally:
                 await ledger.close()

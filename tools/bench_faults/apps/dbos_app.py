@@ -10,9 +10,18 @@ from jobs import job
 url = os.environ["BENCH_POSTGRES"]
 
 
+config: DBOSConfig = {"name": "faults", "system_database_url": url, "run_admin_server": False}
+
+
+def migrate() -> None:
+    """Make the tables."""
+    DBOS(config=config)
+    DBOS.launch()
+    DBOS.destroy()
+
+
 def serve() -> None:
     """Run workflows until ended."""
-    config: DBOSConfig = {"name": "faults", "system_database_url": url, "run_admin_server": False}
     DBOS(config=config)
 
     @DBOS.step(name="act")
@@ -29,18 +38,18 @@ def serve() -> None:
 
 
 def main() -> None:
-    """Serve, submit, cancel or look."""
-    if sys.argv[1:] == ["serve"]:
-        serve()
+    """Submit, cancel or look."""
     client = DBOSClient(system_database_url=url)
     match sys.argv[1:]:
-        case ["submit", kind, key]:
-            client.enqueue(
-                {"workflow_name": "job", "queue_name": "faults", "workflow_id": key}, kind, key
-            )
-            print(key)
-        case ["cancel", key]:
-            client.cancel_workflow(key)
+        case ["submit", kind, *keys]:
+            for key in keys:
+                client.enqueue(
+                    {"workflow_name": "job", "queue_name": "faults", "workflow_id": key}, kind, key
+                )
+                print(key)
+        case ["cancel", *keys]:
+            for key in keys:
+                client.cancel_workflow(key)
         case ["state", key]:
             status = client.retrieve_workflow(key).get_status().status
             states = {"SUCCESS": "done", "ERROR": "failed", "CANCELLED": "cancelled"}
@@ -49,4 +58,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    {"serve": serve, "migrate": migrate}.get(sys.argv[1], main)()

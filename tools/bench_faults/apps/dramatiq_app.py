@@ -23,9 +23,10 @@ def run(kind: str, key: str) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["submit", kind, key]:
-            print(run.send(kind, key).message_id)
-        case ["cancel", _]:
+        case ["submit", kind, *keys]:
+            for key in keys:
+                print(run.send(kind, key).message_id)
+        case ["cancel", *_]:
             sys.exit("no cancel")
         case ["state", _]:
             print("unknown")

@@ -33,10 +33,12 @@ async def main() -> None:
         match sys.argv[1:]:
             case ["schema"]:
                 await app.schema_manager.apply_schema_async()
-            case ["submit", kind, key]:
-                print(await run.defer_async(kind=kind, key=key))
-            case ["cancel", key]:
-                await manager.cancel_job_by_id_async(int(key), abort=True)
+            case ["submit", kind, *keys]:
+                for key in keys:
+                    print(await run.defer_async(kind=kind, key=key))
+            case ["cancel", *keys]:
+                for key in keys:
+                    await manager.cancel_job_by_id_async(int(key), abort=True)
             case ["state", key]:
                 status = (await manager.get_job_status_async(int(key))).value
                 states = {"succeeded": "done", "failed": "failed"}

@@ -19,16 +19,18 @@ def run(kind: str, key: str) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["submit", kind, key]:
-            queue = Queue("faults", connection=connection)
-            retry = Retry(max=3)
-            print(queue.enqueue("rq_app.run", kind, key, job_id=key, retry=retry).id)
-        case ["cancel", key]:
-            found = Job.fetch(key, connection=connection)
-            if found.get_status() == "started":
-                send_stop_job_command(connection, key)
-            else:
-                found.cancel()
+        case ["submit", kind, *keys]:
+            for key in keys:
+                queue = Queue("faults", connection=connection)
+                retry = Retry(max=3)
+                print(queue.enqueue("rq_app.run", kind, key, job_id=key, retry=retry).id)
+        case ["cancel", *keys]:
+            for key in keys:
+                found = Job.fetch(key, connection=connection)
+                if found.get_status() == "started":
+                    send_stop_job_command(connection, key)
+                else:
+                    found.cancel()
         case ["state", key]:
             status = str(Job.fetch(key, connection=connection).get_status(refresh=True).value)
             states = {"finished": "done", "failed": "failed", "stopped": "cancelled"}

@@ -26,10 +26,11 @@ async def main() -> None:
     """Submit, or look."""
     await broker.startup()
     match sys.argv[1:]:
-        case ["submit", kind, key]:
-            task = await run.kicker().with_task_id(key).kiq(kind, key)
-            print(task.task_id)
-        case ["cancel", _]:
+        case ["submit", kind, *keys]:
+            for key in keys:
+                task = await run.kicker().with_task_id(key).kiq(kind, key)
+                print(task.task_id)
+        case ["cancel", *_]:
             sys.exit("no cancel")
         case ["state", key]:
             backend = broker.result_backend
