@@ -21,7 +21,7 @@ from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.hosts import HostPool
 from stoker.coordinator.rebuild import Standing
 from stoker.coordinator.rollouts import ActiveRollout, Result
-from stoker.errors import NonDeterministicRollout
+from stoker.errors import ArtifactDamaged, NonDeterministicRollout
 from stoker.model.action import Action
 from stoker.model.events import Finished, Verb
 from stoker.model.generation import GenerateArguments, Generation
@@ -175,6 +175,46 @@ def checked_against(message: object, outcome: Outcome) -> tuple[list[str], list[
 
     asyncio.run(scenario())
     return counted, logged
+
+
+def test_a_check_replay_that_cannot_be_made_is_logged_and_the_next_one_is_made() -> None:
+    logged: list[dict[str, object]] = []
+
+    class Told(Anything):
+        def event(self, name: str, **fields: object) -> None:
+            logged.append({"name": name, **fields})
+
+        async def standing(self, *_: object) -> Standing:
+            raise ArtifactDamaged("artifact 1 is gone")
+
+    class Link(Anything):
+        def messages(self) -> None:
+            return None
+
+        async def end(self) -> None:
+            pass
+
+    async def scenario() -> None:
+        starts = 0
+
+        async def spawn(_number: int) -> Any:
+            nonlocal starts
+            starts += 1
+            if starts == 1:
+                raise OSError("no more processes")
+            return Link()
+
+        told = cast("Any", Told())
+        checker = Checker(spawn, told, ADMITTED.run_id, 1.0, told, told)
+        running = asyncio.create_task(checker.run())
+        for _ in range(2):
+            checker.finished(ADMITTED.rollout_id)
+            await checker.settle(60.0)
+        assert not running.done(), "the checker goes on"
+        running.cancel()
+
+    asyncio.run(scenario())
+    assert [line["why"] for line in logged] == ["no more processes", "artifact 1 is gone"]
 
 
 COMPLETED = Outcome(kind=OutcomeKind.COMPLETED, reward=0.5, metrics={"tries": 2.0})

@@ -22,6 +22,8 @@ from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 
 COUNTER_BITS = 40
+ANY = WorkerId("")
+"""In place of a worker: all of them together."""
 
 K = TypeVar("K")
 
@@ -96,6 +98,7 @@ class Books:
         self.served: dict[RunId, int] = {}
         """Run → when it was last given to a worker, as an id; the longest ago goes first."""
         self.suspects: Counter[str] = Counter()
+        # Queued actions that one worker alone may run; ``ANY`` sums them up.
         self.held: Counter[tuple[str, WorkerId]] = Counter()
         self.relieved: set[RolloutId] = set()
         """Rollouts of which an action ended while some wait for their own cap."""
@@ -305,7 +308,8 @@ class Books:
             _add(self.waiting, Line(cls, run_id), count)
             self.suspects[cls] += count if suspect else 0
             if holder is not None:
-                self.held[cls, holder] += count
+                _add(self.held, (cls, holder), count)
+                _add(self.held, (cls, ANY), count)
         else:
             self.busy += count
             _add(self.out, Line(cls, run_id), count)

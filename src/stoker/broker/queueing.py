@@ -18,7 +18,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from stoker.broker.base import LeaseRequest
-from stoker.broker.books import Books, Line, WorkerRecord
+from stoker.broker.books import ANY, Books, Line, WorkerRecord
 from stoker.broker.core import leased, unparked
 from stoker.broker.rows import Decision, ParkedOn, Queue, Row
 from stoker.model.action import ActionState
@@ -155,12 +155,7 @@ def _queued_for(books: Books, worker: WorkerRecord, worker_class: str) -> bool:
     if not queued:
         return False
     mine = books.held[worker_class, worker.enlisted.worker_id]
-    others = sum(
-        count
-        for (cls, holder), count in books.held.items()
-        if cls == worker_class and holder != worker.enlisted.worker_id
-    )
-    return mine > 0 or queued > others
+    return mine > 0 or queued > books.held[worker_class, ANY] - mine
 
 
 def _oldest_suspect(books: Books, worker: WorkerRecord, slots: dict[str, int]) -> Row | None:

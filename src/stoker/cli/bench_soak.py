@@ -10,6 +10,7 @@ right ones, journals that replay, no box left.
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from stoker.broker.base import JournalRequest, RolloutsRequest
 from stoker.broker.client import connect
 from stoker.cli.bench_machine import machine
 from stoker.coordinator.record import RunDirectory
+from stoker.errors import StokerError
 from stoker.model.events import Admitted, Delivered, Finished, decode_event
 from stoker.model.ids import RunId
 from stoker.model.outcome import OutcomeKind
@@ -85,6 +87,11 @@ class Found(msgspec.Struct):
     wrong: list[str] = []
     leaked: int = 0
 
+    def all(self) -> list[str]:
+        """Return every finding."""
+        boxes = [f"{self.leaked} boxes leaked"] if self.leaked else []
+        return [*self.lost, *self.twice, *self.wrong, *boxes]
+
 
 def measure(*, minutes: float, seed: int, say: Say) -> dict[str, Any]:
     """Soak for ``minutes`` and return the bench document (DESIGN §9)."""
@@ -94,9 +101,17 @@ def measure(*, minutes: float, seed: int, say: Say) -> dict[str, Any]:
     while not found.rounds or clock.monotonic() < end:
         chance = random.Random(f"{seed} {found.rounds}")  # noqa: S311 - a plan that can be repeated
         say(f"bench soak: seed {seed}, round {found.rounds + 1} …")
-        with tempfile.TemporaryDirectory(prefix="stoker-soak-", ignore_cleanup_errors=True) as at:
-            hurt = min(_HURT_SECONDS, max(5.0, end - clock.monotonic()))
-            asyncio.run(Round(Path(at), chance, found, say).run(hurt))
+        hurt = min(_HURT_SECONDS, max(5.0, end - clock.monotonic()))
+        place = Path(tempfile.mkdtemp(prefix="stoker-soak-"))
+        before = len(found.all())
+        try:
+            asyncio.run(Round(place, chance, found, say).run(hurt))
+        except StokerError as error:
+            found.wrong.append(f"the checker cannot read the run: {error}")
+        if len(found.all()) > before:
+            say(f"bench soak: round {found.rounds + 1} found something; kept: {place}")
+        else:
+            shutil.rmtree(place, ignore_errors=True)
         found.rounds += 1
     return {
         "bench": "soak",
@@ -112,7 +127,7 @@ def measure(*, minutes: float, seed: int, say: Say) -> dict[str, Any]:
         "blows": dict(found.blows),
         "outcomes": dict(found.outcomes),
         "effects": found.effects,
-        "findings": [*found.lost, *found.twice, *found.wrong],
+        "findings": found.all(),
     }
 
 
@@ -300,7 +315,7 @@ class Round:
 
     async def _check_journals(self, run: RunDirectory) -> None:
         run_id = RunId(run.path.name)
-        ledger = await connect(run.ledger, role="bench", idle_exit_seconds=1.0)
+        ledger = await connect(run.ledger, role="bench", idle_exit_seconds=10.0)
         try:
             listed = await ledger.rollouts(RolloutsRequest(run_id=run_id))
             if len(listed.rollouts) != _ROLLOUTS:

@@ -15,7 +15,7 @@ from stoker.coordinator.hosts import HostLink
 from stoker.coordinator.outcomes import outcome_of
 from stoker.coordinator.rebuild import Standing, check_of
 from stoker.coordinator.resuming import Resumer
-from stoker.errors import NonDeterministicRollout
+from stoker.errors import NonDeterministicRollout, StokerError
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import RolloutId, RunId
 from stoker.model.outcome import OutcomeKind
@@ -66,17 +66,28 @@ class Checker:
     async def run(self) -> None:
         """Check what is queued until cancelled; the host is started with the first one.
 
-        A host that dies or is held by a program is replaced; what it was checking stays unchecked.
+        A host that dies or is held by a program is replaced. What it was checking stays unchecked,
+        as does a rollout whose record is damaged, and all that is queued when no host can start.
         """
         while True:
             await self._wake.wait()
-            link = await self._spawn(-1)
             try:
-                await self._check_while_it_answers(link)
-            finally:
-                await asyncio.shield(link.end())
+                link = await self._spawn(-1)
+            except (OSError, StokerError) as error:
+                self._unchecked(str(error), *self._queue)
+                self._queue.clear()
+                self._wake.clear()
+            else:
+                try:
+                    await self._check_while_it_answers(link)
+                finally:
+                    await asyncio.shield(link.end())
             if not self._queue:
                 self._idle.set()
+
+    def _unchecked(self, why: str, *rollouts: RolloutId) -> None:
+        for rollout in rollouts:
+            self._log.event("check_failed", level="warning", rollout=rollout, why=why)
 
     async def _check_while_it_answers(self, link: HostLink) -> None:
         messages = link.messages()
@@ -92,8 +103,12 @@ class Checker:
         self, link: HostLink, messages: AsyncIterator[FromHost], rollout_id: RolloutId
     ) -> bool:
         """Check one rollout; ``False``: the host does not answer any more."""
-        standing = await self._resumer.standing(self._run_id, rollout_id)
-        link.send(check_of(standing, standing.turns))
+        try:
+            standing = await self._resumer.standing(self._run_id, rollout_id)
+            link.send(check_of(standing, standing.turns))
+        except StokerError as error:  # an artifact is damaged, or the record is too long to send
+            self._unchecked(error.message, rollout_id)
+            return True
         async for message in messages:
             if isinstance(message, Differed):
                 self._found(rollout_id, message.fault)

@@ -28,6 +28,8 @@ _LOOK_SECONDS = 0.25
 _BACKOFF_SECONDS_MAX = 10.0
 _EARLY_ENDS_MAX = 10
 _STOP_SECONDS = 15.0
+STOPPED_SECONDS = 60.0
+"""A worker that stands stopped for this long is ended: its slots serve nobody."""
 
 
 class ClassSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,6 +61,7 @@ class _Worker:
     early_ends: int = 0
     started_at: float = 0.0
     not_before: float = 0.0
+    stopped_at: float | None = None
 
 
 class LocalWorkers:
@@ -135,6 +138,7 @@ class LocalWorkers:
 
     def _look(self, worker: _Worker) -> None:
         if self._alive(worker):
+            self._end_stopped(worker)
             return
         self._raise_failure(worker)
         now = self._clock.monotonic()
@@ -154,6 +158,20 @@ class LocalWorkers:
             )
         if now >= worker.not_before:
             self._start(worker, now)
+
+    def _end_stopped(self, worker: _Worker) -> None:
+        """End a worker that was stopped (SIGSTOP, a debugger) and is not continued.
+
+        Its leases are long lost to others by then; the next incarnation takes its slots up again.
+        """
+        pid = self._pid(worker)
+        if pid is None or not _is_stopped(pid):
+            worker.stopped_at = None
+        elif worker.stopped_at is None:
+            worker.stopped_at = self._clock.monotonic()
+        elif self._clock.monotonic() - worker.stopped_at >= STOPPED_SECONDS:
+            _signal(pid, signal.SIGKILL)
+            worker.stopped_at = None
 
     def _start(self, worker: _Worker, now: float) -> None:
         worker.started_at = now
@@ -199,6 +217,13 @@ class LocalWorkers:
 
     def _log(self, worker: _Worker) -> Path:
         return self._run.logs / f"{worker.name}.out"
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in "Tt"
+    except OSError:
+        return False
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
