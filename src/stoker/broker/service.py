@@ -150,7 +150,7 @@ class LedgerService:
             self._store.defer(now.boot + self.limits.lease_seconds)
             self._grace_until = now.boot + self.limits.grace_seconds
         meta.boot_id = boot_id
-        meta.epoch += _epochs_passed(lineage) if meta.copied else 1
+        meta.epoch += epochs_passed(lineage) if meta.copied else 1
         self._store.put_meta(meta)
         self._store.commit(sync=True)
         self._read(now)
@@ -346,7 +346,8 @@ class LedgerService:
         return worker_verbs.undelivered(self._books, request, now)
 
 
-def _epochs_passed(lineage: str) -> int:
+def epochs_passed(lineage: str) -> int:
+    """Return how many epochs a new lineage begins above the one it comes from."""
     digest = blake2b(lineage.encode(), digest_size=2).digest()
     return _EPOCHS_SKIPPED + int.from_bytes(digest, "big") % _EPOCHS_SKIPPED
 

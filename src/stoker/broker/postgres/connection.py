@@ -70,6 +70,13 @@ def connect(url: Secret, schema: str) -> Db:
             f"the ledger needs PostgreSQL 15 or newer, this server is {version}; nothing was "
             "changed; upgrade the server or use the embedded ledger"
         )
+    [(standby,)] = db.execute("SELECT pg_is_in_recovery()").fetchall()
+    if standby:
+        db.close()
+        raise LedgerUnavailable(
+            "this PostgreSQL server is a standby and takes no writes; nothing was changed; name "
+            "its primary in ledger.url, or promote it"
+        )
     register(db)
     for name, value in _SESSION.items():
         db.execute("SELECT set_config(%s, %s, false)", (name, value))

@@ -30,7 +30,7 @@ from stoker.broker.postgres.books import GROUP_MAX, GroupBooks
 from stoker.broker.postgres.needs import Needs
 from stoker.broker.postgres.store import PostgresStore
 from stoker.broker.postgres.time import TICK_SECONDS, KeptTime, ServerClock
-from stoker.broker.service import LedgerService
+from stoker.broker.service import LedgerService, epochs_passed
 from stoker.broker.store import Meta
 from stoker.broker.worker_verbs import refuse_ended
 from stoker.errors import LedgerUnavailable
@@ -86,23 +86,40 @@ class GatewayService(LedgerService):
         store.run("caps", (store.key,))
         found = store.all("meta")
         [(history,)] = store.all("server_history")
-        known_lineage, epoch, limits, _ = found[0] if found else (lineage, 0, None, history)
+        new = (lineage, 0, None, history, 1)
+        known_lineage, epoch, limits, known_history, replicated = found[0] if found else new
+        uncertain = not _same_history(known_history, history, certain=bool(replicated))
         self._leave_dead_slots()
         [(others,)] = store.all("SELECT count(*) FROM gateway")
         if others and limits is not None:
             self.limits = msgspec.msgpack.decode(limits, type=LedgerLimits)
         [(opened,)] = store.all("opened")
-        epoch += not opened
+        epoch += epochs_passed(lineage) if uncertain else not opened
+        replicated = self.durability is Durability.REPLICATED and (replicated or not others)
         self._meta = Meta(lineage=known_lineage, epoch=epoch)
         store.epoch = epoch
         encoded = msgspec.msgpack.encode(self.limits)
-        store.run("put_meta", (known_lineage, epoch, encoded, history))
+        # An uncertain history stands until the ledger is renewed: that must not be forgotten.
+        kept = known_history if uncertain else history
+        store.run("put_meta", (known_lineage, epoch, encoded, kept, int(replicated)))
         store.run("mark_opened")
         store.run("gather_counters", (self._slot,))
         store.run("join", (self._slot, f"{self._slot}"))
         self._keep_time(now)
         store.commit(sync=True)
         self._in_office = self._keeper
+        if uncertain:
+            self._renew(lineage, history, now)
+
+    def _renew(self, lineage: str, history: str, now: Instant) -> None:
+        """Make a new ledger of one that may have lost commits with its server (I3)."""
+        self._serial = True
+        self.begin((), now)
+        self._books.read_all_workers()
+        self.restore(lineage, now)
+        self._store.run("renew", (lineage, history))
+        self.commit()
+        self._meta.lineage = lineage
 
     def _take_slot(self) -> int:
         for slot in range(_SLOTS_MAX):
@@ -322,4 +339,12 @@ class GatewayService(LedgerService):
         return views.stats(books, now)
 
 
-__all__ = ["GatewayService"]
+def _same_history(known: str, now: str, *, certain: bool) -> bool:
+    """Return whether this server has everything that was promised.
+
+    It has on the timeline that wrote last. A standby that took over begins another one; it has all
+    of it where every commit waited for standbys. A server made of a dump is another server.
+    """
+    if known == now:
+        return True
+    return certain and known.partition("/")[0] == now.partition("/")[0]

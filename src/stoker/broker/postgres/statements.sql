@@ -229,18 +229,21 @@ DELETE FROM event
 WHERE run_id = %s AND part = %s AND event_id <= %s AND kind IN ('requeued', 'reclaimed');
 
 -- name: meta
-SELECT lineage, epoch, limits, history FROM meta;
+SELECT lineage, epoch, limits, history, replicated FROM meta;
 -- name: put_meta
-INSERT INTO meta VALUES (1, %s, %s, %s, %s) ON CONFLICT (one) DO UPDATE
+INSERT INTO meta VALUES (1, %s, %s, %s, %s, %s) ON CONFLICT (one) DO UPDATE
 SET lineage = excluded.lineage, epoch = excluded.epoch, limits = excluded.limits,
-    history = excluded.history;
+    history = excluded.history, replicated = excluded.replicated;
+-- name: renew
+UPDATE meta SET lineage = %s, history = %s;
 -- name: opened
 SELECT count(*) FROM opened;
 -- name: mark_opened
 INSERT INTO opened VALUES (1) ON CONFLICT DO NOTHING;
 -- name: server_history
-SELECT s.system_identifier || '/' || c.timeline_id
-FROM pg_control_system() s, pg_control_checkpoint() c;
+-- The timeline by the file that is written now: the control file's lags behind a promotion.
+SELECT system_identifier || '/' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8)
+FROM pg_control_system();
 -- name: try_lock
 SELECT pg_try_advisory_lock(%s, %s);
 -- name: unlock

@@ -1,0 +1,151 @@
+"""What only an engine of several gateways can get wrong, and what its server must be."""
+
+from collections.abc import Iterator
+from threading import Thread
+from typing import Any
+
+import psycopg
+import pytest
+
+from stoker.broker.base import (
+    Append,
+    AppendBatch,
+    Attach,
+    CompleteRequest,
+    Enroll,
+    EventsRequest,
+    LeaseRequest,
+    LedgerLimits,
+)
+from stoker.broker.postgres import connection
+from stoker.broker.postgres.connection import connect, migrate
+from stoker.broker.postgres.service import GatewayService
+from stoker.errors import ConfigInvalid
+from stoker.model.completion import Completion, CompletionStatus
+from stoker.model.ids import Fence
+from support.ledger import ROLLOUT, RUN, WORKER, ManualClock, action, gateway_service
+from support.postgres import drop_schema, fresh_schema, server
+
+CLOCK = ManualClock()
+
+
+@pytest.fixture
+def schema() -> Iterator[str]:
+    name = fresh_schema()
+    yield name
+    drop_schema(server(), name)
+
+
+@pytest.fixture
+def pair(schema: str) -> Iterator[tuple[GatewayService, GatewayService]]:
+    both = tuple(gateway_service(schema, LedgerLimits()) for _ in range(2))
+    for gateway in both:
+        gateway.open(CLOCK.now(), boot_id="", lineage="lin_test")
+    yield both[0], both[1]
+    for gateway in both:
+        gateway.close()
+
+
+def ask(gateway: GatewayService, request: Any) -> Any:
+    gateway.begin([request], CLOCK.now())
+    gateway.expect([request] if isinstance(request, LeaseRequest | EventsRequest) else [])
+    reply = gateway.handle(request, CLOCK.now())
+    gateway.commit()
+    return reply
+
+
+def begun(pair: tuple[GatewayService, GatewayService]) -> tuple[Fence, list[CompleteRequest]]:
+    """Return the coordinator's fence and two results that are ready to be handed in."""
+    first, _ = pair
+    fence = ask(first, Attach(run_id=RUN, incarnation="c")).fence
+    ask(first, Enroll(worker_id=WORKER, name="w", slots={"fast": 2}))
+    one = Append(rollout_id=ROLLOUT, expected_seq=0, submits=(action(1), action(2)))
+    ask(first, AppendBatch(run_id=RUN, fence=fence, appends=(one,)))
+    leases = ask(first, LeaseRequest(worker_id=WORKER, slots={"fast": 2})).leases
+    results = [
+        Completion(action_id=o.action.action_id, fence=o.fence, status=CompletionStatus.OK)
+        for o in leases
+    ]
+    return fence, [CompleteRequest(worker_id=WORKER, completions=(one,)) for one in results]
+
+
+def test_an_event_that_commits_late_has_the_higher_number(
+    pair: tuple[GatewayService, GatewayService],
+) -> None:
+    first, second = pair
+    fence, (mine, others) = begun(pair)
+    second_request = CompleteRequest(
+        worker_id=second_worker(second), completions=others.completions
+    )
+    first.begin([mine], CLOCK.now())
+    first.handle(mine, CLOCK.now())
+    first._books.number_told()  # numbered and not committed: the dangerous moment
+    late = Thread(target=ask, args=(second, second_request))
+    late.start()
+    reading = EventsRequest(run_id=RUN, fence=fence)
+    first.commit()
+    late.join(60)
+    assert not late.is_alive()
+    told = ask(second, reading).events
+    assert [e.action_id for e in told] == [mine.completions[0].action_id, *ids(others)]
+    assert ask(first, EventsRequest(run_id=RUN, fence=fence, after=told[0].event_id)).events
+
+
+def second_worker(gateway: GatewayService) -> Any:
+    """Another worker's name: a worker's own requests would wait for each other."""
+    other = type(WORKER)("wrk_other")
+    ask(gateway, Enroll(worker_id=other, name="w", slots={}))
+    return other
+
+
+def ids(request: CompleteRequest) -> list[str]:
+    return [one.action_id for one in request.completions]
+
+
+def test_two_gateways_never_give_one_action_twice(
+    pair: tuple[GatewayService, GatewayService],
+) -> None:
+    first, second = pair
+    fence = ask(first, Attach(run_id=RUN, incarnation="c")).fence
+    submits = tuple(action(n) for n in range(8))
+    one = Append(rollout_id=ROLLOUT, expected_seq=0, submits=submits)
+    ask(first, AppendBatch(run_id=RUN, fence=fence, appends=(one,)))
+    request = LeaseRequest(worker_id=WORKER, slots={"fast": 4})
+    other = LeaseRequest(worker_id=second_worker(second), slots={"fast": 8})
+    first.begin([request], CLOCK.now())
+    first.expect([request])
+    mine: Any = first.handle(request, CLOCK.now())
+    theirs = ask(second, other)  # while the first group is open: what it holds is skipped
+    first.commit()
+    given = [lease.action.action_id for lease in (*mine.leases, *theirs.leases)]
+    assert len(given) == len(set(given)) == 8
+    assert len({lease.fence for lease in (*mine.leases, *theirs.leases)}) == 8
+
+
+def test_an_older_server_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "SERVER_VERSION_MIN", 990_000)
+    with pytest.raises(ConfigInvalid, match="needs PostgreSQL 15 or newer, this server is"):
+        connect(server().url(), "any")
+
+
+def test_a_schema_of_a_newer_stoker_is_refused_and_untouched(schema: str) -> None:
+    with connect(server().url(), schema) as db:
+        migrate(db, schema)
+        db.execute("INSERT INTO schema_version VALUES (99)")
+        with pytest.raises(ConfigInvalid, match="has version 99, this Stoker knows"):
+            migrate(db, schema)
+
+
+def test_two_processes_that_migrate_at_once_make_one_schema(schema: str) -> None:
+    def made() -> None:
+        with connect(server().url(), schema) as db:
+            migrate(db, schema)
+
+    threads = [Thread(target=made) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    with psycopg.connect(server().url().reveal()) as db:
+        asked = f'SELECT count(*), max(number) FROM "{schema}".schema_version'
+        assert db.execute(asked.encode()).fetchone() == (2, 2)
