@@ -153,3 +153,20 @@ def test_shares_are_max_min_fair(total: int, asked: dict[Line, Claim], room: int
                 assert asked[richer].has + n <= claim.has + got + 1 or n == 0, (
                     "had less and got none"
                 )
+
+
+def test_counters_follow_an_action_from_queue_to_result(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2))
+        [lease] = await h.lease(slots=1)
+        for step, counts in (
+            (None, (1, 1, 0)),
+            (h.start, (1, 0, 1)),
+            (h.complete, (1, 0, 0)),
+        ):
+            if step is not None:
+                await step(lease)
+            fast = (await h.ledger.stats()).classes["fast"]
+            assert (fast.queued, fast.leased, fast.started) == counts
+
+    with_ledger(engine, tmp_path, scenario)
