@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -298,6 +299,27 @@ def test_a_second_owner_ends_quietly(place: Path) -> None:
     owner.terminate()
     assert wait_for_end(owner) == 0
     assert owner_pid(place) is None
+
+
+def test_an_owner_killed_as_it_starts_is_started_again(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found by the soak (seed 11): the blow hit the starter and ended the coordinator."""
+    true, starts = subprocess.run, []
+
+    def killed_once(command: list[str], **more: Any) -> Any:
+        starts.append(command)
+        if len(starts) == 1:
+            return subprocess.CompletedProcess(command, -signal.SIGKILL, b"", b"")
+        return true(command, **more)
+
+    monkeypatch.setattr("stoker.broker.spawn.subprocess.run", killed_once)
+
+    async def scenario(h: Harness) -> None:
+        assert await h.submit(action(1)) == ["accepted"]
+
+    talk(place, scenario)
+    assert len(starts) > 1
 
 
 def test_an_owner_nobody_uses_ends_by_itself(place: Path) -> None:

@@ -82,6 +82,8 @@ def spawn_owner(
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LedgerUnavailable(f"no owner could be started for {directory}: {error}") from error
+    if started.returncode < 0:
+        return  # somebody killed it as it started: whoever needs an owner looks again
     if started.returncode:
         said = started.stderr.decode(errors="replace").strip()
         if settings.database and started.returncode == _REFUSED:

@@ -27,7 +27,7 @@ from stoker.broker.base import JournalRequest, RolloutsRequest
 from stoker.broker.client import connect
 from stoker.cli.bench_machine import machine
 from stoker.coordinator.record import RunDirectory
-from stoker.errors import StokerError
+from stoker.errors import EnvironmentLost, StokerError
 from stoker.model.events import Admitted, Delivered, Finished, decode_event
 from stoker.model.ids import RunId
 from stoker.model.outcome import OutcomeKind
@@ -51,7 +51,8 @@ _MODULES = {
     "host": "stoker.rollout.host",
 }
 _OPEN = (OutcomeKind.COMPLETED, OutcomeKind.AMBIGUOUS)
-"""What a blow may make of a rollout; anything else is a finding."""
+"""What a blow may make of a rollout, beside a box that was lost more often than it is rebuilt;
+anything else is a finding."""
 
 _SETTINGS = """
 [ledger]
@@ -346,7 +347,8 @@ class Round:
             self._found.wrong.append(f"{rollout}: {outcome.kind} with reward {outcome.reward}")
         if completed and outcome.reward != score(number):
             self._found.wrong.append(f"{rollout}: scored {outcome.reward}, not {score(number)}")
-        if outcome.kind not in _OPEN:
+        lost = outcome.fault is not None and outcome.fault.code == EnvironmentLost.code
+        if outcome.kind not in _OPEN and not lost:
             self._found.wrong.append(f"{rollout} ended as {outcome.kind}: {outcome.fault}")
 
 
