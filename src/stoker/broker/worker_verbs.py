@@ -68,8 +68,8 @@ def poll(books: Books, request: LeaseRequest, now: Instant) -> LeaseReply:
 
     A stopped worker keeps its connection and its poll: once it is lost it is given nothing.
     """
-    record = books.workers[request.worker_id]
-    if record.dead:
+    record = books.workers.get(request.worker_id)
+    if record is None or record.dead:  # a gateway forgets whom another one has found lost
         return LeaseReply()
     if request.action_ids:
         rows = hand_out_tickets(books, record, request, now)
