@@ -25,7 +25,7 @@ from stoker.model.ids import ActionId, RolloutId, RunId, WorkerId
 
 GROUP_MAX = 512
 """Submits, and leases, of one group that runs beside others'."""
-_OTHERS = WorkerId("")
+_OTHERS = WorkerId("others")
 """Stands for every holder that this group has not asked for."""
 _QUEUE_CHUNK = 64
 _NO_PLACE = (-(2**62), 0)
@@ -224,9 +224,7 @@ class GroupBooks(Books):
         found = {(c, WorkerId(h)): n for c, h, n in self.store.all("held_counts", _texts(asking))}
         for worker_class in {c for c, _ in self.held}:
             for worker in asking:
-                key = (worker_class, worker)
-                self.held[worker_class, _OTHERS] += self.held[key] - found.get(key, 0)
-                self.held[key] = found.get(key, 0)
+                self.held[worker_class, worker] = found.get((worker_class, worker), 0)
 
     def _take_workers(self, asked: Iterable[WorkerId], beats: Result, enlisted: Result) -> None:
         known = {one.worker_id: one for one in map(as_enlisted, enlisted)}
