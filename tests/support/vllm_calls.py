@@ -15,7 +15,7 @@ from stoker.seams.clock import SystemClock
 from support.inference import request
 from support.vllm_server import Server
 
-SECONDS_MAX = 300.0
+SECONDS_MAX = 900.0
 """A hang; the machine may be busy with something else."""
 LOOK_SECONDS = 0.02
 MORE = Message(role=Role.USER, content="Go on.")

@@ -5,7 +5,7 @@ recorded answer otherwise than when it was recorded is seen.
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -25,18 +25,29 @@ Results = dict[str, Any]
 async def scenario(url: str, begin: Callable[[str], None] = lambda _: None) -> Results:
     """Ask a server at ``url``; ``begin`` is told of each chapter."""
     begin("1_start")
-    model = HttpModel((url,), ModelSettings(start=60.0))
-    await model.start()
-    for task in model._watching:  # which would look in between, in no fixed order
-        task.cancel()
+    model = await _started(url, "auto")
     try:
         results: Results = {"1_start": _offer(model)}
         for chapter, part in _CHAPTERS.items():
             begin(chapter)
             results[chapter] = await part(model)
-        return results
     finally:
         await model.close()
+    begin("6_scale_out")
+    model = await _started(url, "generate")
+    try:
+        results["6_scale_out"] = await _turns(model)
+    finally:
+        await model.close()
+    return results
+
+
+async def _started(url: str, api: Literal["auto", "generate"]) -> HttpModel:
+    model = HttpModel((url,), ModelSettings(start=60.0, api=api))
+    await model.start()
+    for task in model._watching:  # which would look in between, in no fixed order
+        task.cancel()
+    return model
 
 
 def _offer(model: HttpModel) -> Results:

@@ -23,7 +23,7 @@ import msgspec
 
 NAME = "smol"
 """Served model name."""
-START_SECONDS_MAX = 300.0
+START_SECONDS_MAX = 600.0
 GONE_SECONDS_MAX = 30.0
 FLAGS = (
     "--host", "127.0.0.1", "--served-model-name", NAME, "--dtype", "float32", "--enforce-eager",

@@ -10,6 +10,9 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
+from stoker.errors import ModelRefused
 from stoker.inference.http import answers
 from stoker.inference.http.metrics import _BY_REASON, _CACHE, _lines, read_page
 from stoker.inference.policy import Answer, AnswerCall, FunctionPolicy
@@ -49,7 +52,8 @@ def test_a_question_that_was_not_recorded_is_noticed() -> None:
         asked = {"stream": True, **(others[-1].asked or {})}
         others[-1] = Exchange("POST", others[-1].target, asked, 200, others[-1].answer)
         async with asyncio.timeout(SECONDS_MAX), Player([first, *others]) as player:
-            await scenario(player.url)
+            with pytest.raises(ModelRefused, match="not recorded"):
+                await scenario(player.url)
             return player
 
     player = asyncio.run(main())
@@ -63,7 +67,7 @@ def played() -> list[Exchange]:
         return Answer(text="", tool_calls=(CALL,)) if request.tools else "Steam engines are"
 
     async def main() -> list[Exchange]:
-        features = Features(context_max=CONTEXT_MAX)
+        features = Features(context_max=CONTEXT_MAX, scale_out=True)
         policy = FunctionPolicy("test", say)
         async with (
             asyncio.timeout(SECONDS_MAX),
@@ -159,6 +163,7 @@ def _reading(*names: str) -> Callable[[Any], None]:
 READERS: dict[str, Callable[[Any], object]] = {
     "POST /v1/chat/completions": _read_chat,
     "POST /v1/completions": answers.read_completion,
+    "POST /inference/v1/generate": answers.read_scale_out,
     "GET /v1/models": _read_models,
     "GET /version": _reading("version"),
     "GET /is_paused": _reading("is_paused"),
