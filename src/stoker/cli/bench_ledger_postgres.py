@@ -74,7 +74,7 @@ def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
     ratios = [ours / raw for ours, raw in zip(rounds.ours, rounds.raw, strict=True)]
     twos = [two / ours for two, ours in zip(rounds.two, rounds.ours, strict=True)]
     return {
-        "bench": "ledger-postgres",
+        "bench": "ledger_postgres",
         "machine": machine(sync_ms_p50=syncs),
         "figures": {
             "gateway_cycles_per_second": _figure(rounds.ours, "1/s", None),
