@@ -12,7 +12,9 @@ from stoker.observe import catalogue
 from support.source import ROOT, broken, everything, functions, package
 
 SPECIFICATION = ROOT / "docs" / "SPECIFICATION.md"
-BENCH_FIGURE = re.compile(r"\b(step|ledger|boxes|attacks|lane|seeing|simulate|soak)\.[a-z0-9_]+\b")
+BENCH_FIGURE = re.compile(
+    r"\b(step|ledger|ledger_postgres|boxes|attacks|lane|seeing|simulate|soak)\.[a-z0-9_]+\b"
+)
 TEST_NAME = re.compile(r"\btest_\w+")
 
 
