@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -455,35 +454,5 @@ def test_unknown_actions_and_fences_change_nothing(engine: str, tmp_path: Path) 
         assert await h.start(lease) == [HoldVerdict.OK], "starting twice counts once"
         [view] = (await h.ledger.actions(ActionsRequest(rollout_id=ROLLOUT))).actions
         assert (view.state, view.attempts, view.deliveries) == (ActionState.STARTED, 1, 1)
-
-    with_ledger(engine, tmp_path, scenario)
-
-
-def test_b16_only_what_an_external_start_promises_is_synced(engine: str, tmp_path: Path) -> None:
-    async def scenario(h: Harness) -> None:
-        await h.submit(action(1), action(2, effect=Effect.EXTERNAL))
-        plain, external = await h.lease()
-        syncs = [(await h.ledger.stats()).syncs_total]
-        for lease in (plain, external, external):
-            await h.start(lease)
-            syncs.append((await h.ledger.stats()).syncs_total)
-        assert [after - before for before, after in pairwise(syncs)] == [0, 1, 0]
-
-    with_ledger(engine, tmp_path, scenario)
-
-
-def test_b2_a_waiting_poll_of_a_lost_worker_is_given_nothing(engine: str, tmp_path: Path) -> None:
-    async def scenario(h: Harness) -> None:
-        request = LeaseRequest(worker_id=WORKER, slots={"fast": 4}, wait_seconds=600.0)
-        waiting = asyncio.create_task(h.ledger.lease(request))
-        await asyncio.sleep(0)
-        await h.advance(h.limits.lease_seconds + 1.0)
-        await h.submit(action(1))
-        other = WorkerId("wrk_other")
-        await h.enroll(other)
-        [lease] = await h.lease(other)
-        assert lease.action.action_id == act(1), "the living worker gets it, not the stopped one"
-        assert not waiting.done()
-        waiting.cancel()
 
     with_ledger(engine, tmp_path, scenario)

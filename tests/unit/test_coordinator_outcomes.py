@@ -15,6 +15,7 @@ from stoker.errors import (
     Infrastructure,
     ProgramRaised,
     ToolRefused,
+    WorkerLost,
 )
 from stoker.model.action import Effect
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
@@ -162,6 +163,13 @@ def test_an_opening_whose_box_failed_is_tried_again_though_no_box_stands() -> No
     running = Call(path=CallPath("1"), verb=Verb.RUN, arguments=b"", issued_at=0.0)
     assert retry_reason(opening, gone)
     assert not retry_reason(running, gone)
+
+
+def test_what_a_worker_out_of_contact_did_not_begin_is_submitted_again() -> None:
+    """Found by the soak (seed 12): nothing had run, and the rollout failed."""
+    unbegun = msgspec.structs.replace(NO_BOX, fault=WorkerLost("out of contact").record())
+    assert retry_reason(call(Effect.EXTERNAL), unbegun)
+    assert not retry_reason(call(retries=SAFE_RETRIES_MAX), unbegun)
 
 
 def test_an_external_action_whose_box_failed_is_not_run_again_blindly() -> None:

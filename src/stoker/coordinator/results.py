@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from stoker.coordinator.calls import Call
-from stoker.errors import BoxFailed, Infrastructure, InternalError
+from stoker.errors import BoxFailed, Infrastructure, InternalError, WorkerLost
 from stoker.model.action import Effect
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.events import Verb
@@ -70,8 +70,9 @@ def retry_reason(call: Call, completion: Completion) -> str:
     """Return why ``call`` is submitted once more instead of being answered; empty: it is not.
 
     Safe without asking: an action that was never started (its deadline passed in the queue, or
-    while nothing ran at all), and a box that could not be made or begin its program, unless the
-    effect is external. A timeout of running work is repeated only where the program says so.
+    while nothing ran at all; its worker was out of contact before it began), and a box that could
+    not be made or begin its program, unless the effect is external. A timeout of running work is
+    repeated only where the program says so.
     """
     status, fault = completion.status, completion.fault
     if status is CompletionStatus.TIMED_OUT and completion.attempt == 0:
@@ -79,6 +80,8 @@ def retry_reason(call: Call, completion: Completion) -> str:
     if status is CompletionStatus.TIMED_OUT:
         late = on_timeout(call.verb, call.arguments)
         return "tool timeout" if late.kind == "retry" and call.retries < late.times else ""
+    if fault is not None and fault.code == WorkerLost.code:
+        return "worker out of contact" if call.retries < SAFE_RETRIES_MAX else ""
     box_failed = fault is not None and fault.code == BoxFailed.code
     nothing_lost = call.verb is Verb.ENVIRONMENT or not completion.box_gone
     if box_failed and nothing_lost and call.retries < SAFE_RETRIES_MAX and not _external(call):
