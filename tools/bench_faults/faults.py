@@ -4,8 +4,8 @@
 Peers are found in ``.venv-peers`` (``make bench-peers``). What counts is the tool's own log: a job
 *begins* and *acts* by a line each. A job that acted once and is known to be done is *once*; acted
 twice is *doubled*; never, and the system says it failed, *told*; never, while the system holds it
-for unfinished six leases later, *stuck*; never, and it cannot be asked, *not done*; never, though
-it says it was done, *lost*.
+for unfinished when its time is up, *stuck*; never, and it cannot be asked, *not done*; never,
+though it says it was done, *lost*.
 """
 
 import argparse
@@ -23,7 +23,6 @@ from pathlib import Path
 from systems import LEASE_SECONDS, SLOTS, SYSTEMS, System
 
 BEGIN_SECONDS = 40.0
-SETTLE_SECONDS = 6 * LEASE_SECONDS
 LONG_SECONDS = 40.0
 
 
@@ -56,11 +55,11 @@ class Script:
             time.sleep(0.02)
 
     def settle(self, *, supervised: bool = False) -> None:
-        """Give it six leases to put things right: long enough for a second effect to show.
+        """Give it time to put things right: long enough for a second effect to show.
 
         ``supervised``: a worker that ends is started again, as whoever runs one would have it.
         """
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = time.monotonic() + self.system.settle_seconds
         while time.monotonic() < deadline:
             time.sleep(0.5)
             if supervised and self.system.workers[-1].poll() is not None:

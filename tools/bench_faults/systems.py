@@ -42,6 +42,8 @@ class System:
     name = ""
     settings = ""
     packages: ClassVar[tuple[str, ...]] = ()
+    settle_seconds = 6 * LEASE_SECONDS
+    """How long it is given to put things right."""
 
     def __init__(self, folder: Path, peers: Path) -> None:
         folder.mkdir(parents=True)
@@ -191,6 +193,7 @@ class Celery(Peer):
     name = "Celery"
     app = "celery"
     packages = ("celery", "kombu", "redis")
+    settle_seconds = 130.0  # it looks for lost messages once in 100 s
     settings = "acks_late, reject_on_worker_lost, prefetch 1, visibility_timeout 15 s; prefork 2"
 
     def worker_command(self, number: int) -> list[str]:
@@ -247,6 +250,7 @@ class Taskiq(Peer):
     name = "taskiq"
     app = "taskiq"
     packages = ("taskiq", "taskiq-redis", "redis")
+    settle_seconds = 130.0
     settings = "RedisStreamBroker idle_timeout 5 s, ack when executed; 1 process, 2 threads"
     cancels = False
 
