@@ -13,11 +13,8 @@ from support.source import ROOT, broken, everything, functions, package
 
 SPECIFICATION = ROOT / "docs" / "SPECIFICATION.md"
 BENCH_FIGURE = re.compile(
-<<<<<<< HEAD
-    r"\b(step|ledger|ledger_postgres|boxes|attacks|lane|seeing|simulate|soak)\.[a-z0-9_]+\b"
-=======
-    r"\b(step|ledger|boxes|attacks|lane|seeing|simulate|soak|torch)\.[a-z0-9_]+\b"
->>>>>>> d2993fd (bench: time in-process models by CPU time, and write down what was measured)
+    r"\b(step|ledger|ledger_postgres|boxes|attacks|lane|seeing|simulate|soak|torch)"
+    r"\.[a-z0-9_]+\b"
 )
 TEST_NAME = re.compile(r"\btest_\w+")
 
