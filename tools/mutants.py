@@ -8,7 +8,7 @@ the true one. Results are kept in ``.mutants.jsonl``, so that a run that was sto
 
 Left alone, since no test should hold them: messages, docstrings, assertions (they state our own
 invariants), log lines and counters. A survivor that cannot be noticed stands with its reason in
-``docs/design/0007-mutants.md``; the goal is 90 % of the others. Run with .venv's Python, nicely.
+``docs/design/0011-mutants.md``; the goal is 90 % of the others. Run with .venv's Python, nicely.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "stoker"
 KEPT = ROOT / ".mutants.jsonl"
-EXPLAINED = ROOT / "docs" / "design" / "0007-mutants.md"
+EXPLAINED = ROOT / "docs" / "design" / "0011-mutants.md"
 CPU_SECONDS = 40
 WALL_SECONDS = 600
 GOAL = 0.9
