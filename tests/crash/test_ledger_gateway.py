@@ -29,7 +29,7 @@ from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence
 from stoker.seams.faultpoints import POINTS
 from support.ledger import BOUND_SECONDS, ROLLOUT, RUN, WORKER, Harness, act, action
-from support.postgres import drop_schema, fresh_schema, server
+from support.postgres import Server, drop_schema, fresh_schema, server
 
 assert session  # importing it declares a gateway's fault points
 
@@ -190,6 +190,27 @@ def test_a_restart_of_the_database_in_mid_run_loses_nothing(
 
     talk(places[0], database, scenario)
     assert owner_pid(places[0]) == gateway, "a gateway outlives its database"
+
+
+def test_a_gateway_whose_database_stays_away_ends_by_itself(places: tuple[Path, Path]) -> None:
+    gone = Server("fsync=on")
+    gone.create()
+    gone.start()
+    database = Database(gone.url(), "stoker")
+
+    async def whole() -> None:
+        client = await connect(places[0], role="test", idle_exit_seconds=3.0, database=database)
+        pid = owner_pid(places[0])
+        assert pid is not None, "it lives while somebody is connected"
+        descriptor = os.pidfd_open(pid)
+        await asyncio.to_thread(gone.remove)
+        await client.close()
+        ready, _, _ = await asyncio.to_thread(select.select, [descriptor], [], [], BOUND_SECONDS)
+        os.close(descriptor)
+        assert ready, "it waits for its database for ever"
+        assert "waiting for the database" in (places[0] / LOG).read_text()
+
+    asyncio.run(whole())
 
 
 def test_what_one_gateway_takes_another_hands_out(

@@ -32,6 +32,7 @@ from stoker.broker.spawn import Database
 from stoker.broker.store import StorageConflict, StorageLost
 from stoker.config.secret import Secret
 from stoker.errors import LedgerUnavailable, StokerError
+from stoker.seams.clock import SystemClock
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import arm
 
@@ -71,10 +72,14 @@ class Gateway:
         """Serve until stopped or idle, through any number of database restarts."""
         with listen(socket_file) as listener:
             publish(directory, socket_file)
+            machine = SystemClock()
+            here = machine.monotonic()
             while not self._stopping:
                 try:
                     service, clock, bell = self._open()
                 except (LedgerUnavailable, StorageLost, StorageConflict) as error:
+                    if machine.monotonic() - here > self._idle_exit:
+                        return  # whoever still needs it starts another
                     _log.warning("waiting for the database: %s", error)
                     select.select([], [], [], _AGAIN_SECONDS)
                     continue
@@ -92,6 +97,7 @@ class Gateway:
                 else:
                     return
                 finally:
+                    here = machine.monotonic()
                     self._server = None
                     server.close()
                     service.close()
