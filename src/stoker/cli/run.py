@@ -196,7 +196,11 @@ def program_of(text: str) -> tuple[Path, str | None]:
 
 
 async def execute(
-    request: "RunRequest", observer: "Observer | None", console: Console, *, all_parts: bool
+    request: "RunRequest",
+    observer: "Observer | None",
+    console: Console,
+    *,
+    all_parts: bool = False,
 ) -> "RunReport":
     """Execute ``request`` with signals turned into drain and stop.
 

@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ class AppendLog:
 
     def __init__(self, file: Path) -> None:
         self.limits = LedgerLimits()
-        self.work_seq = self.events_seq = 0
+        self.work_seq = self.events_seq = self.tickets_seq = 0
+        self.lineage = "lin_log"
         self._descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self._rows: list[bytes] = []
         self._sync = False
@@ -90,11 +92,14 @@ class AppendLog:
             durability=Durability.POWER_SAFE,
             value_bytes_max=0,
             limits=self.limits,
-            lineage="lin_log",
+            lineage=self.lineage,
         )
 
-    def begin(self) -> None:
+    def begin(self, requests: Sequence[Any], now: Instant) -> None:
         """Open a group."""
+
+    def expect(self, polls: Sequence[Any]) -> None:
+        """There is nothing to read ahead."""
 
     def handle(self, request: Any, _now: Instant) -> Any:  # noqa: ANN401 - any verb, any reply
         """Carry out one request."""
