@@ -7,6 +7,7 @@ def test_the_ledger_bench_measures_every_figure_it_names(monkeypatch: pytest.Mon
     monkeypatch.setattr(bench_ledger, "CYCLES", 600)
     monkeypatch.setattr(bench_ledger, "OUTSTANDING", 64)
     monkeypatch.setattr(bench_ledger, "_IDLE_SECONDS", 0.2)
+    monkeypatch.setattr(bench_ledger, "_SETTLE_SECONDS", 0.0)
     said: list[str] = []
     document = bench_ledger.measure(runs=2, queued=300, say=said.append)
     figures = document["figures"]
@@ -33,6 +34,7 @@ def test_a_deep_queue_that_is_not_wanted_is_left_out_with_a_note(
     monkeypatch.setattr(bench_ledger, "CYCLES", 64)
     monkeypatch.setattr(bench_ledger, "OUTSTANDING", 8)
     monkeypatch.setattr(bench_ledger, "_IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(bench_ledger, "_SETTLE_SECONDS", 0.0)
     document = bench_ledger.measure(runs=1, queued=0, say=lambda _: None)
     assert "deep_first_lease_s" not in document["figures"]
     assert document["notes"]["deep_first_lease_s"] == "--queued 0"

@@ -33,6 +33,8 @@ _SINGLE_CYCLES = 200
 _SYNCS_ALLOWED = 2.5
 _CANCELS = 100
 _IDLE_SECONDS = 5.0
+_SETTLE_SECONDS = 10.0
+"""One lease: until then the owner still looks at the leases of the load before."""
 _SUBMIT_BATCH = 1_000
 _START_SECONDS = 20.0
 _QUEUED_MAX = 4_000_000
@@ -123,7 +125,7 @@ async def _idle(place: Path, load: Load, coordinator: LedgerClient, worker: Ledg
     """Return the share of a core the owner takes while ``OUTSTANDING`` slots and a coordinator
     wait for something to happen.
     """  # noqa: D205 - one thought
-    wait = _IDLE_SECONDS * 2
+    wait = _SETTLE_SECONDS + 2 * _IDLE_SECONDS
     polls = [
         asyncio.create_task(
             worker.lease(
@@ -140,6 +142,7 @@ async def _idle(place: Path, load: Load, coordinator: LedgerClient, worker: Ledg
     ]
     pid = owner_pid(place)
     assert pid is not None, "the owner lives while we are connected"
+    await asyncio.sleep(_SETTLE_SECONDS)
     before = _cpu_seconds(pid)
     await asyncio.sleep(_IDLE_SECONDS)
     used = _cpu_seconds(pid) - before
