@@ -1,6 +1,6 @@
 """The test command: lint, types, layers, then every floor, each with its time; skips are counted.
 
-``check.py test`` is what must pass (under 15 minutes on 2 cores); ``all`` adds the long floors;
+``check.py test`` is what must pass (about 20 minutes on 2 cores); ``all`` adds the long floors;
 ``lint`` stops before the tests. Standard library only; run with .venv's Python.
 
 Models in this process need torch, gigabytes where it comes as a CUDA build: their floor has

@@ -30,7 +30,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def reference(folder: Path) -> Any:
-    transformers = pytest.importorskip("transformers")
+    transformers = pytest.importorskip("transformers", reason=needs.TORCH)
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 

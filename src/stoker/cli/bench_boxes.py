@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.cli.bench_machine import Probe, machine
+from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits, Rung, Trust
 from stoker.model.tools import LimitKind, RunRequest, RunResult, Tests
 from stoker.sandbox.host import SandboxHost
@@ -114,24 +114,24 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
 
     ratios = [c / bare for c, bare in zip(median("cold"), median("launcher"), strict=False)]
     made = {
-        "cold_box_vs_launcher": _figure(ratios, "ratio", 1.5, "the bare launcher by hand, p50"),
-        "wall_overshoot_ms_p99": _figure(p99("wall"), "ms", 50.0, "the wall deadline"),
-        "cpu_overshoot_ms_p99": _figure(p99("cpu"), "ms", 100.0, "the CPU budget"),
-        "flood_stop_ms_p99": _figure(p99("flood"), "ms", 100.0, "from start to stopped"),
-        "teardown_ms_p99": _figure(p99("teardown"), "ms", 100.0, "one box at a time"),
-        "sweep_seconds": _figure(
+        "cold_box_vs_launcher": figure(ratios, "ratio", 1.5, "the bare launcher by hand, p50"),
+        "wall_overshoot_ms_p99": figure(p99("wall"), "ms", 50.0, "the wall deadline"),
+        "cpu_overshoot_ms_p99": figure(p99("cpu"), "ms", 100.0, "the CPU budget"),
+        "flood_stop_ms_p99": figure(p99("flood"), "ms", 100.0, "from start to stopped"),
+        "teardown_ms_p99": figure(p99("teardown"), "ms", 100.0, "one box at a time"),
+        "sweep_seconds": figure(
             [r.sweep_seconds for r in rounds], "s", 2.0, f"{_TOGETHER} boxes of a killed worker"
         ),
-        "hundred_boxes_seconds": _figure(
+        "hundred_boxes_seconds": figure(
             [r.hundred_seconds for r in rounds], "s", 1.0, "100 boxes made, true run in each"
         ),
-        "process_action_ms_p50": _figure(median("process"), "ms", None, "true"),
-        "cold_action_ms_p50": _figure(median("cold"), "ms", None, "true"),
-        "cold_python_ms_p50": _figure(median("python"), "ms", None, "python -c pass"),
-        "judge_ms_p50": _figure(median("judge"), "ms", None, "two boxes made and removed"),
-        "create_ms_p50": _figure(median("create"), "ms", None, "with its synced record"),
-        "teardown_ms_p50": _figure(median("teardown"), "ms", None, ""),
-        "teardown_together_seconds": _figure(
+        "process_action_ms_p50": figure(median("process"), "ms", None, "true"),
+        "cold_action_ms_p50": figure(median("cold"), "ms", None, "true"),
+        "cold_python_ms_p50": figure(median("python"), "ms", None, "python -c pass"),
+        "judge_ms_p50": figure(median("judge"), "ms", None, "two boxes made and removed"),
+        "create_ms_p50": figure(median("create"), "ms", None, "with its synced record"),
+        "teardown_ms_p50": figure(median("teardown"), "ms", None, ""),
+        "teardown_together_seconds": figure(
             [r.teardown_together_seconds for r in rounds], "s", None, f"{_TOGETHER} boxes at work"
         ),
     }
@@ -331,18 +331,6 @@ async def _hold(state: Path, rung: Rung, count: int) -> None:
 def _p99(values: Sequence[float]) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-
-
-def _figure(values: Sequence[float], unit: str, target: float | None, against: str) -> Figure:
-    return {
-        "value": statistics.median(values) if values else None,
-        "unit": unit,
-        "target": target,
-        "against": against,
-        "runs": len(values),
-        "low": min(values, default=None),
-        "high": max(values, default=None),
-    }
 
 
 if __name__ == "__main__":

@@ -10,11 +10,10 @@ import asyncio
 import contextlib
 import os
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from stoker.broker.base import EventsRequest, LeaseRequest, LedgerLimits
 from stoker.broker.client import LedgerClient, connect
 from stoker.broker.place import SOCKET_PATH, owner_pid
 from stoker.cli.bench_ledger_load import CLASS, RUN, Load, Measured
-from stoker.cli.bench_machine import Probe, machine
+from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.seams.clock import SystemClock
 
 OUTSTANDING = 256
@@ -73,20 +72,20 @@ def measure(*, runs: int, queued: int, say: Say) -> dict[str, Any]:
         syncs = probe.median_ms()
     ratios = [ours / log for ours, log in zip(rounds.ours, rounds.log, strict=True)]
     figures = {
-        "cycles_per_second": _figure(rounds.ours, "1/s", None),
-        "append_log_cycles_per_second": _figure(rounds.log, "1/s", None),
-        "cycle_vs_append_log": _figure(ratios, "ratio", 0.5),
-        "transitions_per_commit": _figure(rounds.per_commit, "", 200.0),
-        "one_outstanding_beyond_syncs_ms_p50": _figure(rounds.single_beyond_ms, "ms", 1.0),
-        "cancel_heard_ms_p99": _figure(rounds.cancel_ms_p99, "ms", 50.0 + syncs),
-        "idle_slots_core_share": _figure(rounds.idle_share, "share", 0.01),
+        "cycles_per_second": figure(rounds.ours, "1/s", None),
+        "append_log_cycles_per_second": figure(rounds.log, "1/s", None),
+        "cycle_vs_append_log": figure(ratios, "ratio", 0.5),
+        "transitions_per_commit": figure(rounds.per_commit, "", 200.0),
+        "one_outstanding_beyond_syncs_ms_p50": figure(rounds.single_beyond_ms, "ms", 1.0),
+        "cancel_heard_ms_p99": figure(rounds.cancel_ms_p99, "ms", 50.0 + syncs),
+        "idle_slots_core_share": figure(rounds.idle_share, "share", 0.01),
     }
     notes = {}
     if deep is None:
         notes = dict.fromkeys(("deep_rate_vs_empty", "deep_first_lease_s"), "--queued 0")
     else:
-        figures["deep_rate_vs_empty"] = _figure([deep[0]], "ratio", 0.95)
-        figures["deep_first_lease_s"] = _figure([deep[1]], "s", 5.0)
+        figures["deep_rate_vs_empty"] = figure([deep[0]], "ratio", 0.95)
+        figures["deep_first_lease_s"] = figure([deep[1]], "s", 5.0)
     return {
         "bench": "ledger",
         "machine": machine(sync_ms_p50=syncs),
@@ -221,17 +220,6 @@ async def _published(place: Path, process: "subprocess.Popen[bytes]") -> None:
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _figure(values: Sequence[float], unit: str, target: float | None) -> dict[str, Any]:
-    return {
-        "value": statistics.median(values),
-        "unit": unit,
-        "target": target,
-        "low": min(values),
-        "high": max(values),
-        "runs": len(values),
-    }
 
 
 @contextlib.contextmanager

@@ -26,7 +26,7 @@ from stoker.broker.postgres.connection import Db
 from stoker.broker.postgres.connection import connect as connect_server
 from stoker.broker.spawn import Database
 from stoker.cli.bench_ledger_load import PAYLOAD_BYTES, ROW_BYTES, Load
-from stoker.cli.bench_machine import Probe, machine
+from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.config.secret import Secret
 from stoker.seams.clock import SystemClock
 from stoker.seams.entropy import fresh_id
@@ -77,14 +77,14 @@ def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
         "bench": "ledger_postgres",
         "machine": machine(sync_ms_p50=syncs),
         "figures": {
-            "gateway_cycles_per_second": _figure(rounds.ours, "1/s", None),
-            "raw_sql_cycles_per_second": _figure(rounds.raw, "1/s", None),
-            "cycle_vs_raw_sql": _figure(ratios, "ratio", 0.8),
-            "two_gateways_vs_one": _figure(twos, "ratio", 1.6),
-            "gateway_transitions_per_commit": _figure(rounds.per_commit, "", 200.0),
-            "gateway_cpu_us_per_cycle": _figure(rounds.cpu_us, "us", None),
-            "churn_rate_end_vs_warm": _figure([rate], "ratio", 0.9),
-            "churn_size_end_vs_warm": _figure([size], "ratio", None),
+            "gateway_cycles_per_second": figure(rounds.ours, "1/s", None),
+            "raw_sql_cycles_per_second": figure(rounds.raw, "1/s", None),
+            "cycle_vs_raw_sql": figure(ratios, "ratio", 0.8),
+            "two_gateways_vs_one": figure(twos, "ratio", 1.6),
+            "gateway_transitions_per_commit": figure(rounds.per_commit, "", 200.0),
+            "gateway_cpu_us_per_cycle": figure(rounds.cpu_us, "us", None),
+            "churn_rate_end_vs_warm": figure([rate], "ratio", 0.9),
+            "churn_size_end_vs_warm": figure([size], "ratio", None),
         },
         "notes": {},
     }
@@ -169,14 +169,3 @@ async def _gateway(place: Path, database: Database, partition: str) -> AsyncIter
 def _cpu_seconds(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _figure(values: list[float], unit: str, target: float | None) -> dict[str, Any]:
-    return {
-        "value": statistics.median(values),
-        "unit": unit,
-        "target": target,
-        "low": min(values),
-        "high": max(values),
-        "runs": len(values),
-    }

@@ -3,6 +3,7 @@
 import os
 import platform
 import statistics
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,21 @@ class Probe:
     def median_ms(self) -> float:
         """Return the median of all rounds, milliseconds."""
         return statistics.median(self._times) * 1000
+
+
+def figure(
+    values: Sequence[float], unit: str, target: float | None = None, against: str = ""
+) -> dict[str, Any]:
+    """Return one figure of a bench document (DESIGN §9): the median of its runs and their span."""
+    return {
+        "value": statistics.median(values) if values else None,
+        "unit": unit,
+        "target": target,
+        "against": against,
+        "runs": len(values),
+        "low": min(values, default=None),
+        "high": max(values, default=None),
+    }
 
 
 def machine(*, sync_ms_p50: float | None = None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import msgspec
 import stoker
 from stoker.broker.base import JournalRequest, RolloutsRequest
 from stoker.broker.client import connect
-from stoker.cli.bench_machine import Probe, machine
+from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.config.tree import Settings
 from stoker.coordinator.execute import execute
 from stoker.coordinator.rebuild import Standing, rebuild
@@ -59,9 +59,9 @@ def measure(*, runs: int, say: Say) -> dict[str, Any]:
         "bench": "step",
         "machine": machine(sync_ms_p50=statistics.median(m.sync_p50 for m in measured)),
         "figures": {
-            "step_overhead_syncs_ms": _figure(beyond, "ms", 4.0, "beyond two syncs, p50"),
-            "step_overhead_ms_p99": _figure([m.overhead_p99 for m in measured], "ms", 25.0, ""),
-            "other_host_delay_ms_p99": _figure(
+            "step_overhead_syncs_ms": figure(beyond, "ms", 4.0, "beyond two syncs, p50"),
+            "step_overhead_ms_p99": figure([m.overhead_p99 for m in measured], "ms", 25.0, ""),
+            "other_host_delay_ms_p99": figure(
                 [m.other_host_p99 for m in measured], "ms", 50.0, "while one host is held"
             ),
         },
@@ -162,15 +162,3 @@ def _of_one(standing: Standing) -> list[float]:
 
 def _p99(ordered: Sequence[float]) -> float:
     return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
-
-
-def _figure(values: Sequence[float], unit: str, target: float, against: str) -> dict[str, Any]:
-    return {
-        "value": statistics.median(values),
-        "unit": unit,
-        "target": target,
-        "against": against,
-        "runs": len(values),
-        "low": min(values),
-        "high": max(values),
-    }

@@ -8,7 +8,6 @@ machine is in no figure, so that two runs can be compared.
 """
 
 import resource
-import statistics
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 import transformers
 
-from stoker.cli.bench_machine import machine
+from stoker.cli.bench_machine import figure, machine
 from stoker.inference.in_process.calibrate import load_fastest, measure
 from stoker.inference.in_process.engine import Engine, Running
 from stoker.inference.in_process.network import Network
@@ -65,11 +64,11 @@ def bench(*, folder: Path | None, runs: int, say: Say) -> dict[str, Any]:
         ratios.append(ours[-1] * _static(peer, clock, lengths) / sum(lengths))
         even = [sum(lengths) // len(lengths)] * len(lengths)
         equal.append(_static(peer, clock, even) / _continuous(network, clock, even))
-    figures = {f"decode_step_{batch}_ms": _figure(taken, "ms") for batch, taken in steps.items()}
+    figures = {f"decode_step_{batch}_ms": figure(taken, "ms") for batch, taken in steps.items()}
     against = "transformers.generate, static batches of 8, same weights, one thread"
-    figures["tokens_per_second"] = _figure(ours, "tokens/s")
-    figures["throughput_vs_static"] = _figure(ratios, "ratio", target=1.5, against=against)
-    figures["equal_lengths_vs_static"] = _figure(equal, "ratio", against=against)
+    figures["tokens_per_second"] = figure(ours, "tokens/s")
+    figures["throughput_vs_static"] = figure(ratios, "ratio", target=1.5, against=against)
+    figures["equal_lengths_vs_static"] = figure(equal, "ratio", against=against)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     described = machine()
     described["versions"] |= versions
@@ -113,17 +112,3 @@ def _static(peer: Any, clock: CpuClock, lengths: Sequence[int]) -> float:  # noq
                 pad_token_id=0,
             )
     return clock.monotonic() - began
-
-
-def _figure(
-    values: list[float], unit: str, *, target: float | None = None, against: str = ""
-) -> dict[str, Any]:
-    return {
-        "value": statistics.median(values),
-        "unit": unit,
-        "target": target,
-        "against": against,
-        "runs": len(values),
-        "low": min(values),
-        "high": max(values),
-    }
