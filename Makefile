@@ -38,7 +38,7 @@ lint: .venv/.installed-dev
 bench-step: .venv/.installed
 	@$(PY) -m stoker.cli.main bench step
 
-# Other queues, for the comparison only: 198 MB in an environment of their own.
+# Other queues, for comparisons only: 450 MB in an environment of their own.
 bench-peers:
 	@$(PYTHON) tools/bench_faults/peers.py
 

@@ -22,6 +22,7 @@ OUTSIDE = {
     ("sandbox/maker.py", "os.execvpe"): "becomes the launcher of a box",
     ("cli/bench_boxes.py", "subprocess"): "starts its peer, and the holder of boxes it kills",
     ("cli/bench_ledger.py", "subprocess"): "starts its peer",
+    ("cli/bench_ledger_peers.py", "subprocess"): "starts peers, in an environment of their own",
     ("cli/bench_soak.py", "subprocess"): "starts the runs it hurts, as they are typed",
     ("cli/bench_soak.py", "random"): "a plan of blows that its seed repeats",
     ("cli/worker.py", "os.execv"): "the worker takes the command's process",

@@ -1,7 +1,8 @@
 """One fault script on our ledger and on other queues: what is lost, doubled or stuck.
 
-``python tools/bench_faults/faults.py [--only celery,rq] [--faults kill_before] [--json FILE]``.
-Peers are found in ``.venv-peers`` (``make bench-peers``). What counts is the tool's own log: a job
+``python tools/bench_faults/faults.py [--only celery,rq] [--faults kill_before] [--json FILE]``: one
+system after the other; what it found is added to FILE and the table is of all that is there. Peers
+are found in ``.venv-peers`` (``make bench-peers``). What counts is the tool's own log: a job
 *begins* and *acts* by a line each. A job that acted once and is known to be done is *once*; acted
 twice is *doubled*; never, and the system says it failed, *told*; never, while the system holds it
 for unfinished when its time is up, *stuck*; never, and it cannot be asked, *not done*; never,
@@ -10,6 +11,7 @@ though it says it was done, *lost*.
 
 import argparse
 import json
+import os
 import shutil
 import signal
 import sys
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from systems import LEASE_SECONDS, SLOTS, SYSTEMS, System
 
@@ -192,33 +195,34 @@ def main() -> None:
     given = parser.parse_args()
     peers, folder = given.peers.absolute(), Path(tempfile.mkdtemp(prefix="stoker-faults-"))
     folder.chmod(0o755)  # PostgreSQL's own user must get to its cluster
-    found = {}
+    document: dict[str, Any] = {"systems": {}}
+    if given.json and given.json.exists():
+        document = json.loads(given.json.read_bytes())
     for name in given.only.split(","):
         if not name.startswith("stoker") and not (peers / "bin" / "python").exists():
             print(f"{name}: not installed; make bench-peers", file=sys.stderr)
             continue
-        cells = {}
-        for fault in given.faults.split(","):
-            cells[fault] = tried(name, fault, peers, folder)
-            print(f"{name}\t{fault}\t{cells[fault]}", flush=True)
         kind = SYSTEMS[name]
-        versions = kind(folder / f"{name}-versions", peers).versions()
-        found[name] = {"versions": versions, "settings": kind.settings, "faults": cells}
+        found = document["systems"].setdefault(name, {"faults": {}, "load": {}})
+        found["versions"] = kind(folder / f"{name}-versions", peers).versions()
+        found["settings"] = kind.settings
+        for fault in given.faults.split(","):
+            found["faults"][fault] = tried(name, fault, peers, folder)
+            found["load"][fault] = round(os.getloadavg()[0], 1)
+            print(f"{name}\t{fault}\t{found['faults'][fault]}", flush=True)
+        document["at"] = datetime.now(UTC).isoformat(timespec="minutes")
+        if given.json:
+            given.json.write_text(json.dumps(document, indent=1) + "\n")
     shutil.rmtree(folder, ignore_errors=True)
-    document = {"at": datetime.now(UTC).isoformat(timespec="minutes"), "systems": found}
-    if given.json:
-        given.json.write_text(json.dumps(document, indent=1) + "\n")
-    print(table(found))
+    print(table(document["systems"]))
 
 
-def table(found: dict[str, dict[str, object]]) -> str:
+def table(found: dict[str, Any]) -> str:
     """Return the results as a Markdown table, systems down, faults across."""
     faults = list(FAULTS)
     lines = ["| system | " + " | ".join(faults) + " |", "| --- " * (len(faults) + 1) + "|"]
     for name, one in found.items():
-        cells = one["faults"]
-        assert isinstance(cells, dict)
-        row = [str(cells.get(fault, "-")) for fault in faults]
+        row = [one["faults"].get(fault, "-") for fault in faults]
         lines.append(f"| {SYSTEMS[name].name} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 

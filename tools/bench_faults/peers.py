@@ -14,9 +14,11 @@ def main() -> None:
     wanted, stamp = Path(__file__).with_name("requirements.txt"), VENV / ".installed"
     if stamp.exists() and stamp.stat().st_mtime >= wanted.stat().st_mtime:
         return
-    print("[stoker] to install: 198 MB of other queues and two servers, in .venv-peers", flush=True)
+    print("[stoker] to install: 450 MB of other queues and two servers, in .venv-peers", flush=True)
     bootstrap.make_venv(VENV)
     bootstrap.install("-r", str(wanted), venv=VENV, constraints=False)
+    site = next((VENV / "lib").glob("python3*/site-packages"))
+    (site / "bench_peers.pth").write_text(f"{bootstrap.ROOT / 'tools'}\n")  # for `-m bench_peers`
     stamp.touch()
 
 

@@ -1,10 +1,13 @@
 """The brokers: Redis, PostgreSQL, each on loopback, durable, to be killed and started again."""
 
+import contextlib
 import os
 import shutil
 import socket
 import subprocess
+import sysconfig
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 START_SECONDS = 60.0
@@ -23,16 +26,36 @@ def listens(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def programs(site: Path, program: str) -> Path:
+    """Return the folder in which a wheel, or the system, has put a server's programs."""
+    for found in [*sorted(site.glob(f"**/bin/{program}")), shutil.which(program)]:
+        if found:
+            return Path(found).parent
+    raise FileNotFoundError(f"no {program}; make bench-peers installs it")
+
+
 class Server:
     """One server process over one folder."""
 
     settings = ""
+    program = ""
 
-    def __init__(self, folder: Path, programs: Path) -> None:
+    def __init__(self, folder: Path, site: Path, port: int | None = None) -> None:
         self.folder = folder
-        self.programs = programs
-        self.port = free_port()
+        self.programs = programs(site, self.program)
+        self.port = port or free_port()
         self.process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def over(cls, folder: Path, port: int) -> Iterator[None]:
+        """Run one for the block, with the programs of this Python's own environment."""
+        server = cls(folder, Path(sysconfig.get_path("purelib")), port)
+        server.start()
+        try:
+            yield
+        finally:
+            server.kill()
 
     def command(self) -> list[str]:
         """Return how it is started."""
@@ -57,6 +80,7 @@ class Server:
 class Redis(Server):
     """Redis with every write synced."""
 
+    program = "redis-server"
     settings = "Redis appendonly yes, appendfsync always"
 
     def command(self) -> list[str]:
@@ -75,10 +99,11 @@ class Redis(Server):
 class Postgres(Server):
     """PostgreSQL as it comes: every commit synced. Runs as an ordinary user where we are root."""
 
+    program = "initdb"
     settings = "PostgreSQL fsync on, synchronous_commit on"
 
-    def __init__(self, folder: Path, programs: Path) -> None:
-        super().__init__(folder, programs)
+    def __init__(self, folder: Path, site: Path, port: int | None = None) -> None:
+        super().__init__(folder, site, port)
         self._as = {"user": "nobody", "group": "nogroup"} if os.geteuid() == 0 else {}
         self._data = folder / "data"
 

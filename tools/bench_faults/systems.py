@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from stoker.model.action import Action, Effect
 from stoker.model.ids import ActionId, CallPath, Fence, RolloutId, RunId
 from stoker.model.tools import CallRequest
 from stoker.model.value import canonical_bytes, inline_value
+from stoker.sandbox.host import SandboxHost
 
 APPS = Path(__file__).parent / "apps"
 LEASE_SECONDS = 5.0
@@ -142,8 +142,8 @@ class Peer(System):
 
     def begin(self) -> None:
         """Start its server."""
-        program = "initdb" if self.server_class is Postgres else "redis-server"
-        self.server = self.server_class(self.folder, programs_beside(self.python, program))
+        site = next((self.python.parent.parent / "lib").glob("python3*/site-packages"))
+        self.server = self.server_class(self.folder, site)
         self.server.start()
         self.environment |= {
             "BENCH_REDIS": self.server.address,  # type: ignore[attr-defined]
@@ -176,15 +176,6 @@ class Peer(System):
         """End workers and server."""
         super().end()
         self.server.kill()
-
-
-def programs_beside(python: Path, program: str) -> Path:
-    """Return the folder in which a wheel, or the system, has put a server's programs."""
-    site = next((python.parent.parent / "lib").glob("python3*/site-packages"))
-    for found in [*sorted(site.glob(f"**/bin/{program}")), shutil.which(program)]:
-        if found:
-            return Path(found).parent
-    raise FileNotFoundError(f"no {program}; make bench-peers installs it")
 
 
 class Celery(Peer):
@@ -386,11 +377,17 @@ class Stoker(System):
         os.kill(pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """End workers and owner."""
+        """End workers and owner; remove what the killed workers left, as their next would."""
         super().end()
         pid = owner_pid(self._run_folder / "ledger")
         if pid is not None:
             os.kill(pid, signal.SIGTERM)
+        asyncio.run(self._sweep())
+
+    async def _sweep(self) -> None:
+        for boxes in self._run_folder.glob("**/boxes"):
+            async with SandboxHost.open(boxes) as host:
+                await host.sweep()
 
     def versions(self) -> str:
         """Return our own version."""

@@ -97,6 +97,9 @@ def ledger(
         str | None,
         typer.Option("--postgres", help="Measure gateways to this server instead: its address."),
     ] = None,
+    peers: Annotated[
+        Path, typer.Option("--peers", help="Where make bench-peers put other queues.")
+    ] = Path(".venv-peers"),
     as_json: JsonOption = False,
 ) -> None:
     """What a durable hand-off costs, beside an append-only log with the same rows.
@@ -104,6 +107,8 @@ def ledger(
     Whole cycles (append, lease, start, heartbeat, complete, event, acknowledge),
     power-safe, 1 KiB each way, 256 outstanding, and one; a cancel's way to its
     worker; idle slots; and a deep queue, with the owner killed on top of it.
+    Other durable queues and Ray's actors do the same round trip in turn, where
+    make bench-peers has installed them.
     With --postgres: one gateway and two, beside plain batched SQL, and churn, in
     schemas of their own that are dropped afterwards.
 
@@ -129,7 +134,7 @@ def ledger(
         return
     from stoker.cli.bench_ledger import measure
 
-    _answer(measure(runs=runs, queued=queued, say=remarks().print), as_json=as_json)
+    _answer(measure(runs=runs, queued=queued, peers=peers, say=remarks().print), as_json=as_json)
 
 
 @app.command("torch")

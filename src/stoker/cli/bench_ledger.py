@@ -23,6 +23,7 @@ from stoker.broker.base import EventsRequest, LeaseRequest, LedgerLimits
 from stoker.broker.client import LedgerClient, connect
 from stoker.broker.place import SOCKET_PATH, owner_pid
 from stoker.cli.bench_ledger_load import CLASS, RUN, Load, Measured
+from stoker.cli.bench_ledger_peers import Peers
 from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.seams.clock import SystemClock
 
@@ -55,9 +56,13 @@ class Rounds(msgspec.Struct):
     idle_share: list[float] = []
 
 
-def measure(*, runs: int, queued: int, say: Say) -> dict[str, Any]:
-    """Measure ``runs`` rounds and the deep queue once; return the bench document (DESIGN §9)."""
+def measure(*, runs: int, queued: int, peers: Path, say: Say) -> dict[str, Any]:
+    """Measure ``runs`` rounds and the deep queue once; return the bench document (DESIGN §9).
+
+    ``peers``: the environment of ``make bench-peers``.
+    """
     rounds = Rounds()
+    others = Peers(peers, say)
     with _place() as place:
         probe = Probe(place)
         for number in range(runs):
@@ -66,6 +71,7 @@ def measure(*, runs: int, queued: int, say: Say) -> dict[str, Any]:
             (place / f"log-{number}").mkdir()
             rounds.log.append(asyncio.run(_log_rate(place / f"log-{number}")))
             asyncio.run(_round(place / f"ledger-{number}", rounds, probe))
+            others.round()
         probe.sample()
         say(f"bench ledger: {queued:,} queued …")
         deep = asyncio.run(_deep(place / "deep", queued)) if queued else None
@@ -80,9 +86,10 @@ def measure(*, runs: int, queued: int, say: Say) -> dict[str, Any]:
         "cancel_heard_ms_p99": figure(rounds.cancel_ms_p99, "ms", 50.0 + syncs),
         "idle_slots_core_share": figure(rounds.idle_share, "share", 0.01),
     }
-    notes = {}
+    beside, notes = others.figures(rounds.ours)
+    figures |= beside
     if deep is None:
-        notes = dict.fromkeys(("deep_rate_vs_empty", "deep_first_lease_s"), "--queued 0")
+        notes |= dict.fromkeys(("deep_rate_vs_empty", "deep_first_lease_s"), "--queued 0")
     else:
         figures["deep_rate_vs_empty"] = figure([deep[0]], "ratio", 0.95)
         figures["deep_first_lease_s"] = figure([deep[1]], "s", 5.0)
