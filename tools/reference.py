@@ -1,17 +1,22 @@
-"""Write docs/reference from the code: settings, metrics and log events, errors, crash points.
+"""Write docs/reference from the code: settings, metrics, errors, crash points, the box API.
 
 ``python tools/reference.py`` rewrites the pages; a golden test holds them to the code. The pages
 state the present only, and a name that is not in the code cannot be in them.
 """
 
 import importlib
+import inspect
+import re
 import sys
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 
 import annotated_types
+import msgspec
 from pydantic.fields import FieldInfo
 
+import stoker
 from stoker import errors
 from stoker.config import keys
 from stoker.config.load import load_settings
@@ -42,6 +47,7 @@ def pages() -> dict[str, str]:
         "metrics.md": "\n".join([MADE, *metrics(), ""]),
         "errors.md": "\n".join([MADE, *error_codes(), ""]),
         "crash-points.md": "\n".join([MADE, *crash_points(), ""]),
+        "boxes.md": "\n".join([MADE, *box_api(), ""]),
     }
 
 
@@ -137,6 +143,42 @@ def crash_points() -> Iterator[str]:
     yield from ("", "| point | what is about to happen | tried there |", "| --- | --- | --- |")
     for name, says in sorted(POINTS.items()):
         yield f"| `{name}` | {says} | {', '.join(f'`{action}`' for action in TRIED[name])} |"
+
+
+def box_api() -> Iterator[str]:
+    """Yield the page of the box API."""
+    yield from (
+        "# Boxes on their own",
+        "",
+        "How they are used: [the guide](../guides/boxes.md).",
+        "",
+        "| call | what it does |",
+        "| --- | --- |",
+    )
+    calls = {"stoker.box": stoker.box, "stoker.boxes": stoker.boxes, "Boxes.box": stoker.Boxes.box}
+    for name in ("run", "write_files", "read_file", "export", "score"):
+        calls[f"OpenBox.{name}"] = getattr(stoker.OpenBox, name)
+    for name, call in calls.items():
+        signature = re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", str(inspect.signature(call)))
+        shown = signature.replace("self, ", "").partition(" ->")[0].replace("|", "\\|")
+        says = (inspect.getdoc(call) or "").partition("\n")[0].replace("``", "`")
+        yield f"| `{name}{shown}` | {says} |"
+    records = (stoker.ExecutionPolicy, stoker.Limits, stoker.Mount, stoker.Baseline)
+    for record in (*records, stoker.BoxResult):
+        yield from ("", f"## {record.__name__}", "", (record.__doc__ or "").partition("\n")[0], "")
+        yield from ("| field | default |", "| --- | --- |")
+        for field in msgspec.structs.fields(record):
+            made = field.default_factory
+            default = field.default if made is msgspec.NODEFAULT else made()
+            yield f"| `{field.name}` | {_shown_default(default)} |"
+
+
+def _shown_default(default: object) -> str:
+    if default is msgspec.NODEFAULT:
+        return "required"
+    if isinstance(default, msgspec.Struct):
+        return f"`{type(default).__name__}()`"
+    return f"`{str(default) if isinstance(default, StrEnum) else repr(default)}`"
 
 
 def _classes(base: type[errors.StokerError]) -> Iterator[type[errors.StokerError]]:

@@ -9,6 +9,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from stoker.errors import Cancelled, Infrastructure, StokerError
     from stoker.model.action import Effect
+    from stoker.model.execution import (
+        Baseline,
+        ExecutionPolicy,
+        Isolation,
+        Limits,
+        Mount,
+        Trust,
+    )
     from stoker.model.generation import Message, ToolCall, ToolSpec
     from stoker.model.task import Task
     from stoker.model.tools import CallResult, RunResult, Tests, Verdict
@@ -18,19 +26,28 @@ if TYPE_CHECKING:
     from stoker.rollout.plain import retry
     from stoker.rollout.program import Rollout, Tool, rollout, tool
     from stoker.rollout.score import Score, truncate
+    from stoker.sandbox.alone import Boxes, BoxResult, OpenBox, box, boxes
 
 __version__ = "0.1.0"
 
 _WHERE = {
+    "Baseline": "stoker.model.execution",
+    "BoxResult": "stoker.sandbox.alone",
+    "Boxes": "stoker.sandbox.alone",
     "CallResult": "stoker.model.tools",
     "Cancelled": "stoker.errors",
     "Chat": "stoker.rollout.chat",
     "Context": "stoker.rollout.context",
     "Effect": "stoker.model.action",
     "Environment": "stoker.rollout.environment",
+    "ExecutionPolicy": "stoker.model.execution",
     "Infrastructure": "stoker.errors",
+    "Isolation": "stoker.model.execution",
+    "Limits": "stoker.model.execution",
     "Message": "stoker.model.generation",
     "ModelTurn": "stoker.rollout.chat",
+    "Mount": "stoker.model.execution",
+    "OpenBox": "stoker.sandbox.alone",
     "Rollout": "stoker.rollout.program",
     "RunResult": "stoker.model.tools",
     "Score": "stoker.rollout.score",
@@ -40,22 +57,33 @@ _WHERE = {
     "Tool": "stoker.rollout.program",
     "ToolCall": "stoker.model.generation",
     "ToolSpec": "stoker.model.generation",
+    "Trust": "stoker.model.execution",
     "Verdict": "stoker.model.tools",
+    "box": "stoker.sandbox.alone",
+    "boxes": "stoker.sandbox.alone",
     "retry": "stoker.rollout.plain",
     "tool": "stoker.rollout.program",
     "truncate": "stoker.rollout.score",
 }
 
 __all__ = [
+    "Baseline",
+    "BoxResult",
+    "Boxes",
     "CallResult",
     "Cancelled",
     "Chat",
     "Context",
     "Effect",
     "Environment",
+    "ExecutionPolicy",
     "Infrastructure",
+    "Isolation",
+    "Limits",
     "Message",
     "ModelTurn",
+    "Mount",
+    "OpenBox",
     "Rollout",
     "RunResult",
     "Score",
@@ -65,7 +93,10 @@ __all__ = [
     "Tool",
     "ToolCall",
     "ToolSpec",
+    "Trust",
     "Verdict",
+    "box",
+    "boxes",
     "retry",
     "rollout",
     "tool",

@@ -16,7 +16,7 @@ def reference() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["settings.md", "metrics.md", "errors.md"])
+@pytest.mark.parametrize("name", ["settings.md", "metrics.md", "errors.md", "boxes.md"])
 def test_the_reference_says_what_the_code_says(name: str) -> None:
     expected = reference().pages()[name]
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")

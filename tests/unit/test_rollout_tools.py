@@ -11,7 +11,8 @@ import stoker.rollout.host as host_module
 from stoker.errors import ProgramInvalid, VerbMisused
 from stoker.model.action import Effect
 from stoker.model.events import Verb
-from stoker.rollout.plain import duration, json_value
+from stoker.model.given import duration
+from stoker.rollout.plain import json_value
 from stoker.rollout.program import Rollout
 from stoker.testing.driver import drive, replay_every_prefix
 

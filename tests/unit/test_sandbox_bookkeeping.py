@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -11,10 +12,12 @@ from stoker.errors import BoxFailed, ConfigInvalid, IsolationUnavailable
 from stoker.model.execution import Baseline, Limits
 from stoker.model.tools import LimitKind
 from stoker.sandbox import cgroups, reporter, runtime, uids
+from stoker.sandbox import ledger as ledger_module
 from stoker.sandbox.cgroups import Counters, TreeV2
 from stoker.sandbox.ledger import BoxLedger, BoxRecord
 from stoker.sandbox.supervise import _from_counters, ending
 from stoker.sandbox.uids import UidLeases
+from stoker.seams import locks
 
 
 def _record(ledger: BoxLedger, box_id: str) -> BoxRecord:
@@ -53,6 +56,60 @@ def test_what_a_power_cut_leaves_without_a_record_is_an_orphan(tmp_path: Path) -
     ledger.forget_dead()
     assert [path.name for path in (tmp_path / "boxes").iterdir()] == ["kept.json"]
     ledger.close()
+
+
+def test_a_box_made_while_orphans_are_looked_for_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, other = BoxLedger(tmp_path), BoxLedger(tmp_path)
+    work = tmp_path / "work"
+    work.mkdir()
+    seen = Path.iterdir
+
+    def meanwhile(path: Path) -> Iterator[Path]:
+        # Another process writes its box down and makes it just before the directory is read.
+        made = work / "box_1"
+        other.write(msgspec.structs.replace(_record(other, "box_1"), directory=str(made)))
+        made.mkdir(exist_ok=True)
+        return seen(path)
+
+    monkeypatch.setattr(Path, "iterdir", meanwhile)
+    assert ledger.orphans(work) == []
+    monkeypatch.undo()
+    ledger.close()
+    other.close()
+
+
+def test_an_incarnation_whose_lock_file_was_taken_away_makes_it_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked: list[Path] = []
+
+    def taken_away(path: Path) -> int:
+        lock = locks.wait_for_lock(path)
+        locked.append(path)
+        if len(locked) == 1:
+            path.unlink()  # by a sweep that found the file before it was locked
+        return lock
+
+    monkeypatch.setattr(ledger_module, "wait_for_lock", taken_away)
+    ledger = BoxLedger(tmp_path)
+    assert len(locked) == 2
+    ledger.write(_record(ledger, "box_1"))
+    assert BoxLedger(tmp_path).abandoned() == []
+    ledger.strike("box_1")
+    ledger.close()
+
+
+def test_one_process_sweeps_at_a_time(tmp_path: Path) -> None:
+    first, second = BoxLedger(tmp_path), BoxLedger(tmp_path)
+    lock = first.sweeping()
+    assert lock is not None
+    assert second.sweeping() is None
+    os.close(lock)
+    lock = second.sweeping()
+    assert lock is not None
+    os.close(lock)
 
 
 def test_a_torn_record_is_passed_over(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from stoker.model.action import Effect
 from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord
 from stoker.model.generation import GenerateArguments, Generation, Message, Sampling, ToolSpec
+from stoker.model.given import argv_of, duration
 from stoker.model.ids import CallPath, RolloutId, derive_id
 from stoker.model.tools import CallRequest, CallResult, OpenResult, Tests, Verdict
 from stoker.model.value import canonical_bytes
@@ -27,9 +28,9 @@ from stoker.rollout.arguments import (
     TimerArguments,
 )
 from stoker.rollout.chat import Chat, ModelTurn, Prompt, messages_of, tools_of
-from stoker.rollout.environment import Environment, argv_of, files_of
+from stoker.rollout.environment import Environment, files_of
 from stoker.rollout.operation import JoinOperation, Operation, VerbOperation, close_all
-from stoker.rollout.plain import duration, json_value, on_timeout_of
+from stoker.rollout.plain import json_value, on_timeout_of
 from stoker.rollout.program import Tool
 from stoker.rollout.randomness import RolloutRandom
 from stoker.rollout.score import Truncated

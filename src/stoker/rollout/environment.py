@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import msgspec
 
 from stoker.model.events import Verb
+from stoker.model.given import argv_of, contents_of, duration
 from stoker.model.ids import CallPath
 from stoker.model.tools import (
     ExportRequest,
@@ -27,7 +28,6 @@ from stoker.model.tools import (
 from stoker.model.value import canonical_bytes
 from stoker.rollout.arguments import BoxArguments
 from stoker.rollout.operation import Operation, VerbOperation
-from stoker.rollout.plain import duration
 
 if TYPE_CHECKING:
     from stoker.rollout.trampoline import Trampoline
@@ -159,28 +159,9 @@ _LATER = (
 )
 
 
-def argv_of(argv: Sequence[str]) -> tuple[str, ...]:
-    """Return ``argv`` as a tuple of text.
-
-    Raises:
-        ValueError: a bare string, empty, or a part that is no text.
-    """
-    if isinstance(argv, str | bytes):
-        raise ValueError(f'{argv!r:.60} is one string; give a list, or ["sh", "-c", …]')  # noqa: TRY004 - one kind of refusal
-    parts = tuple(argv)
-    if not parts or not all(isinstance(part, str) for part in parts):
-        raise ValueError(f"{parts!r:.100} is no list of strings with at least one")
-    return parts
-
-
 def files_of(trampoline: "Trampoline", files: Mapping[str, bytes | str]) -> dict[str, bytes]:
     """Return ``files`` with text as UTF-8."""
-    made: dict[str, bytes] = {}
-    for path, content in files.items():
-        if not isinstance(path, str) or not isinstance(content, str | bytes | bytearray):
-            raise trampoline.misused(
-                f"files maps paths to text or bytes; {path!r:.100} maps to a "
-                f"{type(content).__name__}; nothing was written"
-            )
-        made[path] = content.encode() if isinstance(content, str) else bytes(content)
-    return made
+    try:
+        return contents_of(files)
+    except ValueError as error:
+        raise trampoline.misused(f"{error}; nothing was written") from error

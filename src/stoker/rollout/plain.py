@@ -1,26 +1,11 @@
-"""Plain values at the border of a program: durations, JSON values, what a timeout becomes."""
+"""Plain values at the border of a program: JSON values, what a timeout becomes."""
 
 import math
 from typing import Any
 
-from stoker.config.units import seconds
 from stoker.rollout.arguments import OnTimeout
 
 _DEPTH_MAX = 100
-
-
-def duration(value: float | str, what: str) -> float:
-    """Return ``value`` in seconds; text has a unit (``"10s"``).
-
-    Raises:
-        ValueError: no duration, or less than 0.
-    """
-    number = seconds(value)
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ValueError(f"{what}={value!r} is no duration; write seconds or text like '10s'")  # noqa: TRY004 - one kind of refusal
-    if not math.isfinite(number) or number < 0:
-        raise ValueError(f"{what}={value!r} is no duration; it must be finite and at least 0")
-    return float(number)
 
 
 def retry(times: int) -> OnTimeout:

@@ -15,9 +15,10 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from stoker.errors import ProgramInvalid
 from stoker.model.action import Effect
+from stoker.model.given import duration
 from stoker.model.value import content_digest
 from stoker.rollout.arguments import OnTimeout
-from stoker.rollout.plain import duration, on_timeout_of
+from stoker.rollout.plain import on_timeout_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -29,6 +29,7 @@ ROOT_WORK = Path("/run/stoker/boxes")
 _GROUP_PREFIX = "stoker"
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 _NAME_MAX = 80
+_SWEEP_PAUSE_SECONDS = 0.02
 
 
 class SandboxHost:
@@ -152,9 +153,19 @@ class SandboxHost:
     async def sweep(self) -> int:
         """Remove what dead incarnations of this state directory left; return how many boxes.
 
+        One process sweeps at a time; another that asks meanwhile waits and finds it done.
+
         Raises:
             BoxFailed: some could not be removed; the others were.
         """
+        while (lock := self.ledger.sweeping()) is None:
+            await asyncio.sleep(_SWEEP_PAUSE_SECONDS)
+        try:
+            return await self._sweep()
+        finally:
+            os.close(lock)
+
+    async def _sweep(self) -> int:
         abandoned = await asyncio.to_thread(self.ledger.abandoned)
         ends = await asyncio.gather(
             *(self.remove(record) for record in abandoned), return_exceptions=True

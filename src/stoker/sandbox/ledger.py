@@ -10,7 +10,6 @@ and go with the next sweep. Two syncs a box were most of the time it took to mak
 """
 
 import contextlib
-import fcntl
 import os
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import msgspec
 from stoker.seams.clock import boot_id
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
-from stoker.seams.locks import lock_is_refused
+from stoker.seams.locks import is_file, lock_is_refused, take_lock, wait_for_lock
 
 BOX_NOTED = declare("box.noted", "a box is written down and nothing of it exists")
 BOX_STRUCK = declare("box.struck", "a box is gone and still written down")
@@ -56,11 +55,15 @@ class BoxLedger:
         self._locks = state_directory / "incarnations"
         for directory in (self._boxes, self._locks):
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._sweep_path = state_directory / "sweep"
         self.incarnation = fresh_id("inc_")
         self.boot_id = boot_id()
         self._lock_path = self._locks / self.incarnation
-        self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        while True:
+            self._lock = wait_for_lock(self._lock_path)
+            if is_file(self._lock_path, self._lock):
+                break
+            os.close(self._lock)  # another's sweep took the file away before it was locked
 
     def write(self, record: BoxRecord) -> None:
         """Write a box down before anything of it exists."""
@@ -102,8 +105,14 @@ class BoxLedger:
         """Return directories in ``work`` that no record names: a power cut came between."""
         if not work.is_dir():
             return []
+        # Looked at before the records are: a box made meanwhile is written down by then.
+        found = sorted(work.iterdir())
         named = {Path(record.directory).name for record in self.records()}
-        return [path for path in sorted(work.iterdir()) if path.name not in named]
+        return [path for path in found if path.name not in named]
+
+    def sweeping(self) -> int | None:
+        """Return a lock that makes one process sweep at a time, or ``None``: another does."""
+        return take_lock(self._sweep_path)
 
     def forget_dead(self) -> None:
         """Remove lock files of dead incarnations that have no record left."""
@@ -113,8 +122,10 @@ class BoxLedger:
                     path.unlink()
         needed = {record.incarnation for record in self.records()} | {self.incarnation}
         for path in self._locks.iterdir():
-            if path.name not in needed and not self._lives(path.name):
+            # Removed while it is locked, so that whoever makes it anew notices.
+            if path.name not in needed and (lock := take_lock(path)) is not None:
                 path.unlink(missing_ok=True)
+                os.close(lock)
 
     def close(self) -> None:
         """Let the incarnation end; its lock file goes when it left nothing."""

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from stoker.sandbox.runtime import make_public
-from stoker.seams.locks import lock_is_refused
+from stoker.seams.locks import is_file, lock_is_refused
 
 HOSTS = Path("/run/stoker/hosts")
 
@@ -31,7 +31,7 @@ class HeldMark:
         while True:
             self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             fcntl.flock(self._lock, fcntl.LOCK_SH)
-            if _is_file(self._path, self._lock):
+            if is_file(self._path, self._lock):
                 break
             os.close(self._lock)  # removed between opening and locking
         os.ftruncate(self._lock, 0)
@@ -52,10 +52,3 @@ class HeldMark:
 def is_held(mark: str) -> bool:
     """Whether a living process makes boxes under this mark."""
     return lock_is_refused(HOSTS / mark)
-
-
-def _is_file(path: Path, descriptor: int) -> bool:
-    try:
-        return path.stat().st_ino == os.fstat(descriptor).st_ino
-    except FileNotFoundError:
-        return False

@@ -17,7 +17,8 @@ from stoker.sandbox.process import ProcessBackend
 _SHARED_KERNEL = (
     "untrusted work would share the host's kernel, and that was not accepted: this version has no "
     "stronger boundary; accept it with --set sandbox.accept_shared_kernel=true (it is recorded "
-    'with the run), or set trust = "trusted" where the work is your own'
+    'with the run; accept_shared_kernel=True in a policy of your own), or set trust = "trusted" '
+    "where the work is your own"
 )
 
 

@@ -85,3 +85,11 @@ def lock_is_refused(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def is_file(path: Path, descriptor: int) -> bool:
+    """Return whether ``path`` is still the file that ``descriptor`` holds the lock on."""
+    try:
+        return path.stat().st_ino == os.fstat(descriptor).st_ino
+    except FileNotFoundError:
+        return False
