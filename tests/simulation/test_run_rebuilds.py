@@ -19,6 +19,7 @@ from stoker.broker.base import (
     LedgerEvent,
     LedgerEventKind,
 )
+from stoker.config.tree import WorkerSettings
 from stoker.coordinator.environments import GENERATIONS_MAX
 from stoker.coordinator.events import EventRouter
 from stoker.coordinator.flow import Flow
@@ -148,7 +149,7 @@ class Scene:
 
         async def read() -> ActiveRollout:
             ledger, clock = cast("Ledger", self), cast("Any", self.parts)
-            resumer = Resumer(ledger, self.parts.artifacts, clock, "tests")
+            resumer = Resumer(ledger, self.parts.artifacts, clock, WorkerSettings())
             return await resumer.revive(
                 await resumer.standing(ADMITTED.run_id, ADMITTED.rollout_id)
             )

@@ -4,8 +4,9 @@ from pathlib import Path
 import pytest
 
 from stoker.config.load import load_settings
-from stoker.config.tree import Settings
+from stoker.config.tree import Settings, WorkerClassSettings
 from stoker.errors import ConfigInvalid
+from stoker.model.execution import Destination
 
 TOML = """\
 [workers]
@@ -53,6 +54,28 @@ def test_a_part_of_a_default_class_can_be_set_and_the_rest_stays() -> None:
     resolved = load_settings(environ={"STOKER_WORKERS__CLASSES__FAST__SLOTS": "4"})
     fast = resolved.settings.workers.classes["fast"]
     assert fast == Settings().workers.classes["fast"].model_copy(update={"slots": 4})
+
+
+@pytest.mark.parametrize(
+    "host", ["*.pypi.org", "https://pypi.org", "pypi.org:443", "", "pypi org", "-x.org", "a..b"]
+)
+def test_a_destination_is_one_host(host: str) -> None:
+    told = refusal(sets=(f"workers.classes.fast.network=[{{host='{host}'}}]",))
+    assert "workers.classes.fast.network" in told
+    assert "no host" in told
+
+
+def test_a_class_that_reaches_outside_says_so() -> None:
+    def fast(text: str) -> WorkerClassSettings:
+        return load_settings(sets=[f"workers.classes.fast={{{text}}}"]).settings.workers.classes[
+            "fast"
+        ]
+
+    outward = fast("network=[{host='PyPI.org.'}]")
+    assert outward.policy(accept_shared_kernel=True).network == (Destination(host="pypi.org"),)
+    assert outward.reaches_outside
+    assert fast("mounts=[{source='/d', target='/d', writable=true}]").reaches_outside
+    assert not fast("mounts=[{source='/d', target='/d'}]").reaches_outside
 
 
 def test_a_new_class_stands_beside_the_default_one(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from stoker.config.tree import WorkerSettings
 from stoker.coordinator.calls import Call
+from stoker.coordinator.environments import opened
 from stoker.coordinator.rebuild import Standing, rebuild
 from stoker.coordinator.resuming import Resumer
 from stoker.errors import EnvironmentLost
@@ -27,7 +29,8 @@ from stoker.model.events import (
 from stoker.model.ids import CallPath, GroupId, RolloutId, RunId, WorkerId, action_id
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.task import Task
-from stoker.model.value import Value, inline_value
+from stoker.model.value import Value, canonical_bytes, inline_value
+from stoker.rollout.arguments import EnvironmentArguments
 
 ROLLOUT = RolloutId("rol_1")
 ADMITTED = Admitted(
@@ -135,7 +138,9 @@ def test_a_restoration_keeps_generation_and_holder() -> None:
 
 def test_time_without_a_coordinator_counts_for_pauses_and_not_for_timeouts(tmp_path: Path) -> None:
     clock = SimpleNamespace(now=lambda: SimpleNamespace(wall=1000.0))
-    resumer = Resumer(cast("Any", None), ArtifactStore(tmp_path), cast("Any", clock), "tests")
+    resumer = Resumer(
+        cast("Any", None), ArtifactStore(tmp_path), cast("Any", clock), WorkerSettings()
+    )
     standing = stand(7)
     assert standing.at == 102.0
 
@@ -161,3 +166,21 @@ def test_an_outcome_ends_it() -> None:
     standing = rebuild([*EVENTS, Finished(outcome=outcome, at=104.0)], fetch)
     assert standing.finished is not None
     assert standing.finished.outcome == outcome
+
+
+def test_an_environment_that_reaches_outside_is_never_rebuilt_by_repeating() -> None:
+    call = Call(
+        path=CallPath("0"),
+        verb=Verb.ENVIRONMENT,
+        arguments=canonical_bytes(EnvironmentArguments(baseline="python", worker_class=None)),
+        issued_at=0.0,
+    )
+
+    def restorable(**fast: Any) -> bool:
+        workers = WorkerSettings.model_validate({"classes": {"fast": fast}})
+        return opened(ROLLOUT, call, workers).restorable()
+
+    assert restorable()
+    assert not restorable(network=[{"host": "pypi.org"}])
+    assert not restorable(mounts=[{"source": "/data", "target": "/data", "writable": True}])
+    assert restorable(mounts=[{"source": "/data", "target": "/data"}])

@@ -3,16 +3,27 @@
 Durations accept ``"30s"``, ``"5m"`` or seconds; sizes accept ``"512MiB"`` or bytes (``units``).
 """
 
+import re
 import sys
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from stoker.config.secret import Secret
 from stoker.config.units import Duration, Size
-from stoker.model.execution import MEBIBYTE, ExecutionPolicy, Isolation, Limits, Mount, Trust
+from stoker.model.execution import (
+    MEBIBYTE,
+    Destination,
+    ExecutionPolicy,
+    Isolation,
+    Limits,
+    Mount,
+    Trust,
+)
 
 WORKER_CLASS_DEFAULT = "fast"
+_LABEL = "[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?"
+_HOST = re.compile(rf"{_LABEL}(\.{_LABEL})*|[0-9a-f]*:[0-9a-f:.]+")
 
 
 class Section(BaseModel):
@@ -94,6 +105,28 @@ class MountSettings(Section):
     """Read-only unless said."""
 
 
+class DestinationSettings(Section):
+    """Where the boxes of a class may connect to, by TLS."""
+
+    host: str
+    """DNS name or numeric address; no wildcards."""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 443
+    """Port there."""
+    private: bool = False
+    """It may lie in a private network; never on the host itself or among cloud metadata."""
+
+    @field_validator("host")
+    @classmethod
+    def _host_is_one(cls, host: str) -> str:
+        host = host.lower().removesuffix(".")
+        if not _HOST.fullmatch(host):
+            raise ValueError(
+                f"{host!r} is no host: give a DNS name or a numeric address, without port, scheme "
+                "or wildcard"
+            )
+        return host
+
+
 class WorkerClassSettings(Section):
     """One kind of slot: its concurrency, deadlines, limits and isolation."""
 
@@ -116,6 +149,13 @@ class WorkerClassSettings(Section):
     """Hard limits of its boxes."""
     mounts: tuple[MountSettings, ...] = ()
     """Host paths visible in its boxes."""
+    network: tuple[DestinationSettings, ...] = ()
+    """Where its boxes may connect to, by TLS through the egress proxy; empty: nowhere."""
+
+    @property
+    def reaches_outside(self) -> bool:
+        """Whether an action may leave something outside its box."""
+        return bool(self.network) or any(mount.writable for mount in self.mounts)
 
     def policy(self, *, accept_shared_kernel: bool) -> ExecutionPolicy:
         """Return the execution policy of this class."""
@@ -133,6 +173,9 @@ class WorkerClassSettings(Section):
             ),
             mounts=tuple(
                 Mount(source=m.source, target=m.target, writable=m.writable) for m in self.mounts
+            ),
+            network=tuple(
+                Destination(host=d.host, port=d.port, private=d.private) for d in self.network
             ),
         )
 

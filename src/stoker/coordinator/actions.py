@@ -11,14 +11,14 @@ import msgspec
 
 from stoker.config.tree import Settings, WorkerClassSettings
 from stoker.coordinator.calls import Call
-from stoker.coordinator.environments import Environment
+from stoker.coordinator.environments import Environment, opened
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.errors import ConfigInvalid, InternalError
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import Action, Effect
 from stoker.model.events import Verb
 from stoker.model.execution import Baseline
-from stoker.model.ids import CallPath, WorkerId, action_id, environment_id
+from stoker.model.ids import CallPath, WorkerId, action_id
 from stoker.model.tools import OpenRequest
 from stoker.model.value import canonical_bytes
 from stoker.rollout.arguments import BoxArguments, CallArguments, EnvironmentArguments
@@ -151,12 +151,7 @@ class ActionFactory:
 
     def environment(self, rollout: ActiveRollout, call: Call) -> Environment:
         """Return the record of the environment that ``call`` opens."""
-        arguments = msgspec.msgpack.decode(call.arguments, type=EnvironmentArguments)
-        return Environment(
-            opening=call,
-            environment_id=environment_id(rollout.rollout_id, call.path),
-            worker_class=arguments.worker_class or self._settings.workers.environment_class,
-        )
+        return opened(rollout.rollout_id, call, self._settings.workers)
 
     def worker_class(self, name: str) -> WorkerClassSettings:
         """Return the settings of a class.

@@ -3,14 +3,26 @@
 An environment lives in one worker's box. When that worker is lost the box is gone; a rebuilt one is
 the next *generation*: opened from the baseline, then every finished action run again in order. That
 is allowed only while all of them are replayable; otherwise the environment is lost, never silently
-the bare baseline.
+the bare baseline. Where boxes reach further than themselves (a destination, a writable mount), an
+action's work there would be done again: no action of such a class is replayable.
 """
 
 from collections import deque
 from dataclasses import dataclass, field
 
+import msgspec
+
+from stoker.config.tree import WorkerSettings
 from stoker.coordinator.calls import Call
-from stoker.model.ids import ActionId, CallPath, EnvironmentId, WorkerId
+from stoker.model.ids import (
+    ActionId,
+    CallPath,
+    EnvironmentId,
+    RolloutId,
+    WorkerId,
+    environment_id,
+)
+from stoker.rollout.arguments import EnvironmentArguments
 
 GENERATIONS_MAX = 4
 """Lives of one environment; one that keeps taking its workers down is not rebuilt for ever."""
@@ -55,3 +67,16 @@ class Environment:
     def restorable(self) -> bool:
         """Whether another generation may be built."""
         return self.replayable and not self.lost and self.generation + 1 < GENERATIONS_MAX
+
+
+def opened(rollout_id: RolloutId, opening: Call, workers: WorkerSettings) -> Environment:
+    """Return the record of the environment that ``opening`` opens."""
+    arguments = msgspec.msgpack.decode(opening.arguments, type=EnvironmentArguments)
+    name = arguments.worker_class or workers.environment_class
+    known = workers.classes.get(name)
+    return Environment(
+        opening=opening,
+        environment_id=environment_id(rollout_id, opening.path),
+        worker_class=name,
+        replayable=known is None or not known.reaches_outside,
+    )

@@ -285,8 +285,7 @@ class _Execution:
             model.watch_pauses(lane.pause, lane.resume)
         flow.hosts = pool
         flow.dispatcher = Dispatcher(lane, artifacts, flow.arrived)
-        environment_class = settings.workers.environment_class
-        resumer = Resumer(ledger, artifacts, self._clock, environment_class)
+        resumer = Resumer(ledger, artifacts, self._clock, settings.workers)
         checker = Checker(
             self._spawn,
             resumer,

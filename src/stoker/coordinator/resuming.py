@@ -9,17 +9,18 @@ from collections.abc import Iterable
 import msgspec
 
 from stoker.broker.base import ActionsRequest, ActionView, JournalRequest, Ledger
+from stoker.config.tree import WorkerSettings
 from stoker.coordinator.actions import CLOSING_TOOL
 from stoker.coordinator.calls import Call
-from stoker.coordinator.environments import Environment
+from stoker.coordinator.environments import Environment, opened
 from stoker.coordinator.rebuild import Standing, generations, rebuild, returned
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
 from stoker.model.events import Admitted, Issued, Verb, decode_event
-from stoker.model.ids import ActionId, CallPath, RolloutId, RunId, action_id, environment_id
-from stoker.rollout.arguments import BoxArguments, EnvironmentArguments
+from stoker.model.ids import ActionId, CallPath, RolloutId, RunId, action_id
+from stoker.rollout.arguments import BoxArguments
 from stoker.seams.clock import Clock
 
 
@@ -27,12 +28,12 @@ class Resumer:
     """Reads rollouts back."""
 
     def __init__(
-        self, ledger: Ledger, artifacts: ArtifactStore, clock: Clock, environment_class: str
+        self, ledger: Ledger, artifacts: ArtifactStore, clock: Clock, workers: WorkerSettings
     ) -> None:
         self._ledger = ledger
         self._artifacts = artifacts
         self._clock = clock
-        self._environment_class = environment_class
+        self._workers = workers
 
     async def standing(self, run_id: RunId, rollout_id: RolloutId) -> Standing:
         """Return where a rollout stands by its journal."""
@@ -89,12 +90,7 @@ class Resumer:
             if issued.verb is not Verb.ENVIRONMENT:
                 continue
             opening = rollout.calls.get(issued.path) or self._call(issued, 0.0)
-            arguments = msgspec.msgpack.decode(opening.arguments, type=EnvironmentArguments)
-            rollout.environments[issued.path] = Environment(
-                opening=opening,
-                environment_id=environment_id(rollout.rollout_id, issued.path),
-                worker_class=arguments.worker_class or self._environment_class,
-            )
+            rollout.environments[issued.path] = opened(rollout.rollout_id, opening, self._workers)
         for delivered in standing.delivered:
             issued = standing.issued[delivered.path]
             if issued.verb is Verb.ENVIRONMENT and delivered.fault is None:

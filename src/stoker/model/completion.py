@@ -62,6 +62,10 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     processes_peak: int | None = None
     output_bytes: int = 0
     """True count of bytes written to stdout and stderr, kept or not."""
+    network_sent_bytes: int = 0
+    """Carried out of the box by the egress proxy, TLS included."""
+    network_received_bytes: int = 0
+    """Carried into it."""
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):

@@ -60,6 +60,16 @@ class Mount(msgspec.Struct, frozen=True, kw_only=True):
     writable: bool = False
 
 
+class Destination(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a box may connect to, by TLS through the egress proxy; nothing else."""
+
+    host: str
+    """DNS name in lower case without a final dot, or a numeric address."""
+    port: int = 443
+    private: bool = False
+    """It may be an address of a private network; never the host, its links or cloud metadata."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Hard limits of one box."""
 
@@ -85,8 +95,8 @@ class ExecutionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Untrusted work on the host's kernel needs this said aloud; recorded with the run."""
     limits: Limits = Limits()
     mounts: tuple[Mount, ...] = ()
-    network: bool = False
-    """``False``: no network at all. Allow-lists come with the egress proxy."""
+    network: tuple[Destination, ...] = ()
+    """Where its boxes may connect to; empty: no network at all."""
 
     def digest(self) -> str:
         """Return the version of this policy."""

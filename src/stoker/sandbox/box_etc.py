@@ -17,7 +17,7 @@ OWN = {
     "group": "root:x:0:\nagent:x:1000:\nnogroup:x:65534:\n",
     "hosts": "127.0.0.1 localhost box\n::1 localhost\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
-    "resolv.conf": "",  # a place to bind the host's onto, where a policy allows network
+    "resolv.conf": "",  # nothing is looked up inside
 }
 SHARED = (
     "ld.so.cache", "alternatives", "ssl/certs", "ssl/openssl.cnf", "ca-certificates", "localtime",

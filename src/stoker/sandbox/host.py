@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from stoker.errors import BoxFailed
 from stoker.model.execution import Baseline
 from stoker.sandbox import cgroups, kernel, runtime
+from stoker.sandbox.egress.gate import Egress, EgressDecision
 from stoker.sandbox.ledger import BoxLedger, BoxRecord
 from stoker.sandbox.maker_client import MakerClient
 from stoker.sandbox.marks import HeldMark, mark_of
@@ -41,6 +42,7 @@ class SandboxHost:
         uid_base: int,
         uid_count: int,
         runtime_files: runtime.RuntimeFiles,
+        egress_told: Callable[[EgressDecision], None] | None = None,
     ) -> None:
         self.state_directory = state_directory
         self.root = os.geteuid() == 0
@@ -52,6 +54,7 @@ class SandboxHost:
         self._held = HeldMark(state_directory) if self.root else None
         self.alive: set[str] = set()
         """Ids of boxes that exist."""
+        self.egress = Egress(self, egress_told or (lambda _decision: None))
         self._makers: list[MakerClient] = []
         """The last one may live; those before it died and are reaped at the end."""
 
@@ -64,14 +67,16 @@ class SandboxHost:
         uid_base: int = UID_BASE,
         uid_count: int = UID_COUNT,
         runtime_directory: Path | None = None,
+        egress_told: Callable[[EgressDecision], None] | None = None,
     ) -> AsyncIterator["SandboxHost"]:
         """Take hold of the host; on leaving, the maker and all it runs are ended.
 
         Boxes that nobody destroyed are then removed. What cannot be removed, and what a killed
         process leaves, stays in the ledger and is swept by the next incarnation.
+        ``egress_told`` hears of every request that a box made of the egress proxy.
         """
         files = await asyncio.to_thread(runtime.prepare, runtime_directory)
-        host = cls(state_directory, uid_base, uid_count, files)
+        host = cls(state_directory, uid_base, uid_count, files, egress_told)
         try:
             yield host
         finally:
@@ -85,6 +90,7 @@ class SandboxHost:
 
     async def close(self) -> None:
         """End the maker, remove forgotten boxes, give uids back, let the incarnation end."""
+        await self.egress.close()
         for maker in self._makers:
             await maker.close()
         forgotten = [r for r in self.ledger.records() if r.incarnation == self.ledger.incarnation]

@@ -29,6 +29,7 @@ from stoker.model.tools import (
 from stoker.sandbox import kernel, procwatch
 from stoker.sandbox.base import BoxOffer, BoxRun
 from stoker.sandbox.cgroups import Group
+from stoker.sandbox.egress.gate import Gate, with_network
 from stoker.sandbox.files import WorkspaceFiles
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.judge import judge_in
@@ -134,12 +135,19 @@ class LocalBox:
         self, request: RunRequest, timeout_seconds: float, channels: Sequence[int]
     ) -> BoxRun | Unstarted:
         opened = list(channels)
-        prepared = None
+        prepared = gate = None
+        asked = request
         try:
             if self._removal is not None:
                 raise BoxFailed(f"box {self.box_id} is being removed; nothing was run")
             if not request.argv:
                 raise ToolRefused("argv is empty; nothing was run")
+            gate = await self._backend.gate(self)
+            if gate is not None:
+                at = CHANNEL_FIRST + len(channels)
+                request = gate.through(request, *self._backend.inside_paths(), at)
+                channels = [*channels, gate.channel]
+                opened.append(gate.channel)
             prepared = self._backend.prepare(self, request, len(opened))
             opened += prepared.opened
             limits = self.policy.limits
@@ -158,10 +166,14 @@ class LocalBox:
                 wrapped=prepared.status >= 0,
                 started=lambda: _close_all(opened),
             )
-            ended = await self._supervised(work)
-            return self._finished(request, ended, prepared)
+            run = self._finished(asked, await self._supervised(work), prepared)
+            if gate is not None and isinstance(run, BoxRun):
+                run = with_network(run, await gate.close())
+            return run
         finally:
             _close_all(opened)
+            if gate is not None:
+                await gate.close()
             if prepared is not None:
                 _close_all([d for d in (prepared.status, prepared.reported) if d >= 0])
 
@@ -256,6 +268,15 @@ class LocalBackend(ABC):
     @abstractmethod
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse a policy this backend cannot give (``IsolationUnavailable``)."""
+
+    async def gate(self, box: LocalBox) -> Gate | None:
+        """Open the way out of one action; ``None`` where there is none, or no need of one.
+
+        Raises:
+            BoxFailed: the egress proxy cannot be started.
+        """
+        del box
+        return None
 
     def watchers(self, box: LocalBox, pid: list[int]) -> list[Watcher]:
         """Return the limits that are watched from outside."""

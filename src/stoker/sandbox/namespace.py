@@ -18,6 +18,7 @@ from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, reporter, seccomp
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.canary import namespace_offer
+from stoker.sandbox.egress.gate import Gate
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import (
     CHANNEL_FIRST,
@@ -76,6 +77,11 @@ class NamespaceBackend(LocalBackend):
         for mount in policy.mounts:
             self._mounts.check(mount)
 
+    async def gate(self, box: LocalBox) -> Gate | None:
+        """Open the egress proxy for one action, where the policy names destinations."""
+        destinations = box.policy.network
+        return await self.host.egress.open(box.box_id, destinations) if destinations else None
+
     def inside_paths(self) -> tuple[str, str]:
         """Return the fixed paths every box has."""
         return f"{INSIDE}/bin/python", INSIDE_SCRIPTS
@@ -86,7 +92,7 @@ class NamespaceBackend(LocalBackend):
         first = CHANNEL_FIRST + channels
         options_at, filter_at, status_at = first, first + 1, first + 2
         options = [
-            *self._namespaces(box.policy),
+            *self._namespaces(),
             *self._file_system(box),
             *self._variables(box, request),
             "--chdir", str(Path("/workspace") / inside_directory(request.directory)),
@@ -130,7 +136,7 @@ class NamespaceBackend(LocalBackend):
         limit = str(box.policy.limits.processes_max)
         return ["/bin/sh", "-c", _NPROC_SHELL, limit, *request.argv]
 
-    def _namespaces(self, policy: ExecutionPolicy) -> list[str]:
+    def _namespaces(self) -> list[str]:
         options = [
             "--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
             "--die-with-parent", "--new-session", "--hostname", "box",
@@ -140,7 +146,7 @@ class NamespaceBackend(LocalBackend):
             options.append("--unshare-pid")
         if self.defences.disable_user_namespaces:
             options.append("--disable-userns")
-        if self.defences.network_namespace and not policy.network:
+        if self.defences.network_namespace:
             options.append("--unshare-net")
         return options
 
@@ -152,8 +158,6 @@ class NamespaceBackend(LocalBackend):
             "--ro-bind", str(files.python), INSIDE, "--ro-bind", str(files.scripts), INSIDE_SCRIPTS,
             "--dev", "/dev", "--proc", "/proc",
         ]  # fmt: skip
-        if box.policy.network:
-            options += ["--ro-bind-try", "/etc/resolv.conf", "/etc/resolv.conf"]
         if self.defences.proc_masks:
             options += [o for path in self._masks for o in ("--ro-bind", "/dev/null", path)]
             options += ["--ro-bind", "/proc/sys", "/proc/sys"]

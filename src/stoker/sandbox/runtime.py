@@ -35,7 +35,8 @@ _LEFT_OUT = {
     "test", "idlelib", "tkinter", "ensurepip", "turtledemo", "lib2to3", "pydoc_data",
     "site-packages", "dist-packages",
 }  # fmt: skip
-_SCRIPTS = ("judge_main.py", "solution_server.py", "crossing.py")
+_SCRIPTS = ("judge_main.py", "solution_server.py", "crossing.py", "way_out.py")
+_EGRESS = ("addresses.py", "hello.py", "proxy.py", "main.py")
 
 
 class RuntimeFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,8 @@ class RuntimeFiles(msgspec.Struct, frozen=True, kw_only=True):
     python: Path
     """Prefix of the interpreter: ``bin/python`` is in it."""
     scripts: Path
+    egress: Path
+    """Import path of the egress proxy."""
     etc: Path
     key: str
     """Digest over all of it."""
@@ -70,6 +73,7 @@ def prepare(directory: Path | None = None) -> RuntimeFiles:
         launcher, missing = _launcher(directory)
         python = _python(directory)
         scripts = _folder(directory, "scripts", _script_contents())
+        egress = _folder(directory, "egress", _egress_contents())
         etc = _etc(directory)
     key = canonical_digest([str(p and p.name) for p in (python, etc)] + [sys.version])
     return RuntimeFiles(
@@ -77,6 +81,7 @@ def prepare(directory: Path | None = None) -> RuntimeFiles:
         launcher_missing=missing,
         python=python,
         scripts=scripts,
+        egress=egress,
         etc=etc,
         key=key,
     )
@@ -146,6 +151,7 @@ def _folder(directory: Path, name: str, contents: dict[str, bytes]) -> Path:
     if not target.exists():
         with _complete(target) as partial:
             for file, content in contents.items():
+                (partial / file).parent.mkdir(parents=True, exist_ok=True)
                 (partial / file).write_bytes(content)
                 (partial / file).chmod(0o755 if content.startswith(_ELF) else 0o644)
     return target
@@ -164,6 +170,11 @@ def _script_contents() -> dict[str, bytes]:
     contents = {name: (here / name).read_bytes() for name in _SCRIPTS}
     program = reporter.program(kernel.machine())
     return {**contents, reporter.NAME: program} if program else contents
+
+
+def _egress_contents() -> dict[str, bytes]:
+    here = Path(__file__).parent / "egress"
+    return {f"stoker/sandbox/egress/{name}": (here / name).read_bytes() for name in _EGRESS}
 
 
 # --- launcher --------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 
+import msgspec
 from structlog.typing import FilteringBoundLogger
 
 from stoker.broker.base import Durability, Ledger
@@ -13,6 +14,7 @@ from stoker.config.tree import Settings
 from stoker.errors import IsolationUnavailable
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.execution import Baseline, ExecutionPolicy
+from stoker.sandbox.egress.gate import EgressDecision
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.select import choose_backend
 from stoker.seams.clock import SystemClock
@@ -85,6 +87,7 @@ class Service:
                 self._home.directory / "boxes",
                 uid_base=sandbox.uid_base,
                 uid_count=sandbox.uid_count,
+                egress_told=self._egress_told,
             )
         )
 
@@ -114,6 +117,10 @@ class Service:
             slots={name: meter.slots for name, meter in meters.classes.items()},
             isolation={name: str(meter.isolation) for name, meter in meters.classes.items()},
         )
+
+    def _egress_told(self, decision: EgressDecision) -> None:
+        tell = self._log.info if decision.allowed else self._log.warning
+        tell("egress", **msgspec.structs.asdict(decision))
 
     async def run(self) -> None:
         """Serve until told to end, or until nobody needs us."""

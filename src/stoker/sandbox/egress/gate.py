@@ -1,0 +1,267 @@
+"""The worker's side of the egress proxy: one process per host, one gate per action.
+
+The proxy has a uid of its own as root (of ours otherwise) and starts with the first box that needs
+it. A proxy that dies closes the connections it carried: the actions it served are faults of ours,
+whatever they printed, and the next action starts another.
+
+**Cancellation:** ``Gate.close`` may be cancelled; the gate's connections end all the same.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import resource
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from stoker.errors import BoxFailed
+from stoker.model.execution import Destination
+from stoker.model.tools import RunRequest
+from stoker.sandbox.base import BoxRun
+from stoker.sandbox.maker_client import Started
+from stoker.sandbox.making import WorkOrder
+
+if TYPE_CHECKING:
+    from stoker.sandbox.host import SandboxHost
+
+PORT = 3128
+"""Where a box finds its proxy, on its own loopback."""
+_CONTROL = 3
+_DESCRIPTORS_MAX = 16_384
+_PACKET_BYTES_MAX = 64 * 1024
+_ADDRESS = f"http://127.0.0.1:{PORT}"
+_VARIABLES = {
+    **dict.fromkeys(("HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"), _ADDRESS),
+    **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1"),
+}
+
+
+class EgressDecision(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one request of one box."""
+
+    box_id: str
+    allowed: bool
+    host: str
+    port: int
+    address: str
+    """What the name was taken to be; empty where it did not come to that."""
+    why: str
+    """Why it was refused or failed; empty where it was carried."""
+
+
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
+    """What went through one gate."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    refused: int = 0
+    """Requests that were not carried."""
+
+
+class Gate:
+    """The way out of one action; ``channel`` goes into the box and stays the caller's to close."""
+
+    def __init__(self, egress: "Egress", number: int, channel: int) -> None:
+        self.channel = channel
+        self._egress = egress
+        self._number = number
+
+    def through(self, request: RunRequest, python: str, scripts: str, at: int) -> RunRequest:
+        """Return ``request`` so that it opens its door first.
+
+        ``python`` and ``scripts`` are paths in the box, ``at`` is the channel's number there.
+        """
+        script = f"{scripts}/way_out.py"
+        argv = (python, "-I", "-S", script, str(at), str(PORT), *request.argv)
+        return msgspec.structs.replace(
+            request, argv=argv, environment={**_VARIABLES, **request.environment}
+        )
+
+    async def close(self) -> Carried | None:
+        """End its connections and return what was carried; ``None``: the proxy had died."""
+        return await self._egress.closed(self._number)
+
+
+def with_network(run: BoxRun, carried: Carried | None) -> BoxRun:
+    """Return ``run`` with what the proxy carried for it.
+
+    Raises:
+        BoxFailed: the proxy died meanwhile; what the program then saw was our fault.
+    """
+    if carried is None:
+        raise BoxFailed(
+            "the egress proxy died while the program ran, which may have run in part; the next "
+            "action starts another"
+        )
+    usage = msgspec.structs.replace(
+        run.usage,
+        network_sent_bytes=carried.sent_bytes,
+        network_received_bytes=carried.received_bytes,
+    )
+    return msgspec.structs.replace(run, usage=usage)
+
+
+class Egress:
+    """The proxy of one host: started when first needed."""
+
+    def __init__(self, host: "SandboxHost", tell: Callable[[EgressDecision], None]) -> None:
+        self._host = host
+        self._tell = tell
+        self._numbers = itertools.count(1)
+        self._boxes: dict[int, str] = {}
+        self._closing: dict[int, asyncio.Future[Carried | None]] = {}
+        self._control: socket.socket | None = None
+        self._process: Started | None = None
+        self._uid: int | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def process_id(self) -> int:
+        """Process id of the proxy.
+
+        Raises:
+            BoxFailed: there is none yet, or none any more.
+        """
+        if self._process is None or self._process.exited.done():
+            raise BoxFailed("no egress proxy runs")
+        return self._process.pid.result()
+
+    async def open(self, box_id: str, destinations: tuple[Destination, ...]) -> Gate:
+        """Open a gate for one action.
+
+        Raises:
+            BoxFailed: the proxy cannot be started.
+        """
+        async with self._starting:
+            if self._control is None:
+                await self._start()
+        assert self._control is not None, "started above"
+        number = next(self._numbers)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with ours:
+            rules = [[d.host, d.port, d.private] for d in destinations]
+            packet = json.dumps({"open": number, "rules": rules}).encode()
+            try:
+                await self._send(packet, [ours.fileno()])
+            except OSError as error:
+                theirs.close()
+                raise BoxFailed(
+                    f"the egress proxy is gone ({error.strerror}); box {box_id} ran nothing; "
+                    "the next action starts another"
+                ) from error
+        self._boxes[number] = box_id
+        return Gate(self, number, theirs.detach())
+
+    async def closed(self, number: int) -> Carried | None:
+        """Close a gate; see ``Gate.close``."""
+        if number not in self._boxes:
+            return None
+        done: asyncio.Future[Carried | None] = asyncio.get_running_loop().create_future()
+        self._closing[number] = done
+        try:
+            await self._send(json.dumps({"close": number}).encode(), [])
+            return await done
+        except OSError:
+            return None
+        finally:
+            self._closing.pop(number, None)
+            self._boxes.pop(number, None)
+
+    async def close(self) -> None:
+        """End the proxy, if there is one."""
+        self._gone()
+        if self._process is not None:
+            with contextlib.suppress(BoxFailed):
+                await self._process.exited
+        if self._uid is not None and self._host.uids is not None:
+            self._host.uids.release(self._uid)
+            self._uid = None
+
+    async def _start(self) -> None:
+        host = self._host
+        if self._uid is None and host.uids is not None:
+            self._uid = host.uids.lease()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        argv = [
+            str(host.runtime.python / "bin" / "python"),
+            "-s", "-P", "-B", "-m", "stoker.sandbox.egress.main", str(_CONTROL),
+        ]  # fmt: skip
+        _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = min(hard, _DESCRIPTORS_MAX) if hard != resource.RLIM_INFINITY else _DESCRIPTORS_MAX
+        order = WorkOrder(
+            argv=[os.fsencode(a) for a in argv],
+            environment={b"PYTHONPATH": os.fsencode(host.runtime.egress), b"LANG": b"C.UTF-8"},
+            identity=self._uid,
+            refuse_root=host.uids is not None,
+            rlimits={resource.RLIMIT_NOFILE: (most, most), resource.RLIMIT_CORE: (0, 0)},
+            targets=[_CONTROL],
+        )
+        nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            with theirs:
+                self._process = await host.maker().spawn(
+                    order, [nothing, nothing, 2], [theirs.fileno()]
+                )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(nothing)
+        self._control = ours
+        asyncio.get_running_loop().add_reader(ours.fileno(), self._receive)
+
+    async def _send(self, packet: bytes, descriptors: list[int]) -> None:
+        while True:
+            if self._control is None:
+                raise ConnectionResetError
+            try:
+                socket.send_fds(self._control, [packet], descriptors)
+            except BlockingIOError:
+                await asyncio.sleep(0.01)  # the proxy is behind; a packet socket tells no more
+            else:
+                return
+
+    def _receive(self) -> None:
+        while self._control is not None:
+            try:
+                packet = self._control.recv(_PACKET_BYTES_MAX)
+            except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:
+                self._gone()
+                return
+            self._heard(json.loads(packet))
+
+    def _heard(self, message: dict[str, Any]) -> None:
+        if "decided" in message:
+            box_id = self._boxes.get(message.pop("decided"), "")
+            self._tell(EgressDecision(box_id=box_id, **message))
+            return
+        done = self._closing.get(message["closed"])
+        if done is not None and not done.done():
+            done.set_result(
+                Carried(
+                    sent_bytes=message["sent"],
+                    received_bytes=message["received"],
+                    refused=message["refused"],
+                )
+            )
+
+    def _gone(self) -> None:
+        if self._control is None:
+            return
+        asyncio.get_running_loop().remove_reader(self._control.fileno())
+        self._control.close()
+        self._control = None
+        self._boxes.clear()
+        for done in self._closing.values():
+            if not done.done():
+                done.set_result(None)

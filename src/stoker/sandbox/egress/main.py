@@ -1,0 +1,149 @@
+"""The proxy's process: ``python -m stoker.sandbox.egress.main FD``, standard library alone.
+
+It runs under a uid of its own, from a copy every uid can read, and is told everything over one
+packet socket: JSON, one object a packet. ``{"open": n, "rules": […]}`` comes with one end of a
+socket pair whose other end the box has; over that the box sends the socket it listens on, made in
+the box's own network namespace, so that nothing in the box has to forward anything. ``{"close":
+n}`` ends all connections of that gate and is answered with what was carried. Each decision is told
+as it falls. At end of file, when the worker is gone, it ends.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import sys
+from typing import Any
+
+from stoker.sandbox.egress.proxy import Decision, Gate, Rule
+
+_PACKET_BYTES_MAX = 64 * 1024
+_STREAM_BYTES = 64 * 1024
+_WAITING_MAX = 1000
+"""Decisions not yet read by the worker; more are dropped, and counted in the gate's figures."""
+
+
+class _Opened:
+    """One gate, and the socket its box listens on once that has come."""
+
+    def __init__(self, channel: socket.socket, gate: Gate) -> None:
+        self.channel: socket.socket | None = channel
+        self.gate = gate
+        self.serving: asyncio.Task[asyncio.Server] | None = None
+
+
+class Process:
+    """Gates by number, as the worker opens and closes them."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._loop = asyncio.get_running_loop()
+        self._gates: dict[int, _Opened] = {}
+        self._out: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def run(self) -> None:
+        """Serve until the worker is gone."""
+        sending = self._loop.create_task(self._send())
+        over = asyncio.Event()
+        self._loop.add_reader(self._control.fileno(), self._told, over)
+        await over.wait()
+        sending.cancel()
+
+    async def _send(self) -> None:
+        while True:
+            packet = json.dumps(await self._out.get()).encode()
+            await self._loop.sock_sendall(self._control, packet)
+
+    def _told(self, over: asyncio.Event) -> None:
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._control, _PACKET_BYTES_MAX, 4)
+        except BlockingIOError:
+            return
+        except OSError:
+            packet, descriptors = b"", []
+        if not packet:
+            self._loop.remove_reader(self._control.fileno())
+            over.set()
+            return
+        message = json.loads(packet)
+        if "open" in message:
+            self._open(message, socket.socket(fileno=descriptors[0]))
+        else:
+            self._loop.create_task(self._close(message["close"]))
+
+    def _open(self, message: dict[str, Any], channel: socket.socket) -> None:
+        number = message["open"]
+        channel.setblocking(False)
+        rules = tuple(Rule(host, port, private) for host, port, private in message["rules"])
+        opened = _Opened(channel, Gate(rules, lambda decision: self._decided(number, decision)))
+        self._gates[number] = opened
+        self._loop.add_reader(channel.fileno(), self._listener, opened)
+
+    def _decided(self, number: int, decision: Decision) -> None:
+        if self._out.qsize() < _WAITING_MAX:
+            self._out.put_nowait({"decided": number, **decision._asdict()})
+
+    def _listener(self, opened: _Opened) -> None:
+        channel = opened.channel
+        assert channel is not None, "read after it was closed"
+        descriptors: list[int] = []
+        with contextlib.suppress(OSError):
+            _, descriptors, _, _ = socket.recv_fds(channel, 16, 4)
+        self._forget(opened)
+        for descriptor in descriptors:
+            listening = socket.socket(fileno=descriptor)
+            if opened.serving is None and _listens(listening):
+                opened.serving = self._loop.create_task(_server(opened.gate, listening))
+            else:
+                listening.close()
+
+    def _forget(self, opened: _Opened) -> None:
+        if opened.channel is not None:
+            self._loop.remove_reader(opened.channel.fileno())
+            opened.channel.close()
+            opened.channel = None
+
+    async def _close(self, number: int) -> None:
+        opened = self._gates.pop(number)
+        gate = opened.gate
+        self._forget(opened)
+        if opened.serving is not None:
+            (await opened.serving).close()
+        await gate.close()
+        figures = {
+            "sent": gate.sent_bytes,
+            "received": gate.received_bytes,
+            "refused": gate.refused,
+        }
+        self._out.put_nowait({"closed": number, **figures})
+
+
+def _listens(found: socket.socket) -> bool:
+    """Whether a descriptor from a box is what it should be; anything else is not touched."""
+    try:
+        return found.family == socket.AF_INET and bool(
+            found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        )
+    except OSError:
+        return False
+
+
+async def _server(gate: Gate, listening: socket.socket) -> asyncio.Server:
+    listening.setblocking(False)
+    return await asyncio.start_server(gate.accept, sock=listening, limit=_STREAM_BYTES)
+
+
+def main() -> None:
+    """Run until the worker is gone."""
+    control = socket.socket(fileno=int(sys.argv[1]))
+    control.setblocking(False)
+    with contextlib.suppress(ConnectionError):
+        asyncio.run(_run(control))
+
+
+async def _run(control: socket.socket) -> None:
+    await Process(control).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""Carries TLS connections of one box to the destinations its policy names, and nothing else.
+
+A client says ``CONNECT host:port``; the pair must be listed. The name is resolved once, the address
+judged (``addresses``) and that address connected to. The client's first message must be a TLS
+ClientHello for the same name (``hello``); only then is a byte of it sent on. Every decision is
+told.
+
+What it does not do: look inside TLS. Whoever serves several names at one listed address may be
+asked for another of them inside the connection.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import re
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeVar
+
+from stoker.sandbox.egress.addresses import refusal
+from stoker.sandbox.egress.hello import BYTES_MAX, NotTls, server_name
+
+_CONNECT = re.compile(
+    rb"CONNECT ([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5}) HTTP/1\.[01]\r\n"
+)
+_HEAD_BYTES_MAX = 8 * 1024
+_PATIENCE_SECONDS = 15.0
+"""For the client's request, the look-up, the connection and the first message each."""
+_CONNECTIONS_MAX = 64
+"""Of one box at once."""
+_DECISIONS_MAX = 1000
+"""Told of one gate; later ones are counted."""
+_CHUNK_BYTES = 64 * 1024
+_ADDRESSES_MAX = 4
+_T = TypeVar("_T")
+
+
+class Rule(NamedTuple):
+    """One destination a policy names."""
+
+    host: str
+    port: int
+    private: bool
+
+
+class Decision(NamedTuple):
+    """What became of one request."""
+
+    allowed: bool
+    host: str
+    port: int
+    address: str
+    why: str
+    """Why it was refused or failed; empty where it was carried."""
+
+
+class _Refused(Exception):
+    """A request that is not carried; says why."""
+
+    def __init__(self, why: str, status: str = "403 Forbidden") -> None:
+        super().__init__(why)
+        self.status = status
+
+
+Resolve = Callable[[str, int], Awaitable[list[str]]]
+Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+class Gate:
+    """The connections of one action of one box."""
+
+    def __init__(
+        self,
+        rules: tuple[Rule, ...],
+        tell: Callable[[Decision], None],
+        *,
+        resolve: Resolve | None = None,
+        connect: Connect | None = None,
+    ) -> None:
+        self.sent_bytes = 0
+        """Carried out of the box."""
+        self.received_bytes = 0
+        """Carried into it."""
+        self.refused = 0
+        """Requests that were not carried."""
+        self._rules = {(rule.host, rule.port): rule for rule in rules}
+        self._tell = tell
+        self._told = 0
+        self._resolve = resolve or _resolved
+        self._connect = connect or asyncio.open_connection
+        self._open: set[asyncio.Task[None]] = set()
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one client from now on."""
+        if len(self._open) >= _CONNECTIONS_MAX:
+            self._decide(Decision(False, "", 0, "", f"more than {_CONNECTIONS_MAX} connections"))
+            writer.transport.abort()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    async def close(self) -> None:
+        """End every connection."""
+        open_ = list(self._open)
+        for task in open_:
+            task.cancel()
+        await asyncio.gather(*open_, return_exceptions=True)
+
+    def _decide(self, decision: Decision) -> None:
+        self.refused += not decision.allowed
+        self._told += 1
+        if self._told <= _DECISIONS_MAX:
+            self._tell(decision)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        host, port, address = "", 0, ""
+        outside: asyncio.StreamWriter | None = None
+        try:
+            host, port = await _patiently(_request(reader), "its request")
+            inward, outside, address = await self._reach(self._listed(host, port))
+            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            first = await _patiently(_first_message(reader, host), "the first message of TLS")
+            self._decide(Decision(True, host, port, address, ""))
+            await self._carry((reader, writer), (inward, outside), first)
+        except _Refused as refused:
+            self._decide(Decision(False, host, port, address, str(refused)))
+            if outside is None:  # afterwards the client expects TLS, no words of ours
+                with contextlib.suppress(OSError):
+                    writer.write(_answer(refused))
+                    await writer.drain()
+        except OSError:
+            pass  # one side went away; what was carried is counted
+        finally:
+            for end in (writer, outside):
+                if end is not None:
+                    end.close()
+
+    def _listed(self, host: str, port: int) -> Rule:
+        rule = self._rules.get((host, port))
+        if rule is None:
+            raise _Refused(f"{host}:{port} is not among the policy's destinations")
+        return rule
+
+    async def _reach(self, rule: Rule) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+        try:
+            found = await _patiently(self._resolve(rule.host, rule.port), "the name's address")
+        except OSError as error:
+            raise _Refused(f"{rule.host} cannot be resolved ({error})", "502 Bad Gateway") from None
+        judged = [(address, refusal(address, private=rule.private)) for address in found]
+        allowed = [address for address, why in judged if not why]
+        if not allowed:
+            told = (
+                "; ".join(f"{address} is {why}" for address, why in judged) or "it has no address"
+            )
+            raise _Refused(f"{rule.host}: {told}")
+        for address in allowed[:_ADDRESSES_MAX]:
+            with contextlib.suppress(OSError, _Refused):
+                ends = await _patiently(self._connect(address, rule.port), "the connection")
+                return *ends, address
+        raise _Refused(f"{rule.host}:{rule.port} cannot be reached", "502 Bad Gateway")
+
+    async def _carry(
+        self,
+        inside: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        outside: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        first: bytes,
+    ) -> None:
+        outside[1].write(first)
+        self.sent_bytes += len(first)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(self._pump(inside[0], outside[1], outward=True))
+            both.create_task(self._pump(outside[0], inside[1], outward=False))
+
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, outward: bool
+    ) -> None:
+        with contextlib.suppress(OSError):
+            while data := await source.read(_CHUNK_BYTES):
+                if outward:
+                    self.sent_bytes += len(data)
+                else:
+                    self.received_bytes += len(data)
+                sink.write(data)
+                await sink.drain()
+        with contextlib.suppress(OSError):
+            if sink.can_write_eof():
+                sink.write_eof()
+
+
+async def _patiently(work: Awaitable[_T], what: str) -> _T:
+    try:
+        return await asyncio.wait_for(work, _PATIENCE_SECONDS)
+    except TimeoutError:
+        raise _Refused(
+            f"waited {_PATIENCE_SECONDS:g} s for {what}", "504 Gateway Timeout"
+        ) from None
+
+
+async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.LimitOverrunError:
+        raise _Refused("the request is too long", "431 Request Header Fields Too Large") from None
+    except asyncio.IncompleteReadError:
+        raise _Refused("the client left before its request was whole") from None
+    if len(head) > _HEAD_BYTES_MAX:
+        raise _Refused("the request is too long", "431 Request Header Fields Too Large")
+    found = _CONNECT.match(head)
+    if found is None:
+        line = head.split(b"\r\n", 1)[0][:100].decode("ascii", "replace")
+        raise _Refused(
+            f"only TLS through CONNECT is carried, not {line!r}; use https",
+            "405 Method Not Allowed",
+        )
+    host = found[1].decode().strip("[]").lower().removesuffix(".")
+    return host, int(found[2])
+
+
+async def _first_message(reader: asyncio.StreamReader, host: str) -> bytes:
+    received = bytearray()
+    while True:
+        data = await reader.read(_CHUNK_BYTES)
+        if not data:
+            raise _Refused("the client left before TLS began")
+        received += data
+        try:
+            name = server_name(bytes(received))
+        except NotTls as error:
+            raise _Refused(str(error)) from None
+        if name is None and len(received) > BYTES_MAX:
+            raise _Refused("the first message is too long")
+        if name is not None:
+            break
+    if name != host and not (name == "" and _numeric(host)):
+        raise _Refused(f"TLS asks for {name[:253]!r}, the request named {host!r}")
+    return bytes(received)
+
+
+def _numeric(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _answer(refused: _Refused) -> bytes:
+    text = f"stoker: {refused}\n".encode()
+    head = (
+        f"HTTP/1.1 {refused.status}\r\nContent-Type: text/plain\r\n"
+        f"Content-Length: {len(text)}\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + text
+
+
+async def _resolved(host: str, port: int) -> list[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=1)  # streams
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
