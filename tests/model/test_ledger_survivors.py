@@ -8,11 +8,20 @@ from typing import Any
 
 import pytest
 
-from stoker.broker.base import LeaseRequest
+from stoker.broker.base import (
+    Append,
+    AppendBatch,
+    CompleteDisposition,
+    HoldVerdict,
+    LeaseReply,
+    LeaseRequest,
+    LedgerLimits,
+)
 from stoker.errors import LedgerRefused
 from stoker.model.action import Effect
+from stoker.model.completion import CompletionStatus
 from stoker.model.ids import WorkerId
-from support.ledger import ENGINES, WORKER, Harness, act, action, with_ledger
+from support.ledger import ENGINES, ROLLOUT, RUN, WORKER, Harness, act, action, with_ledger
 
 
 @pytest.fixture(params=ENGINES)
@@ -40,12 +49,120 @@ def test_b2_a_waiting_poll_of_a_lost_worker_is_given_nothing(engine: str, tmp_pa
         await asyncio.sleep(0)
         await h.advance(h.limits.lease_seconds + 1.0)
         await h.submit(action(1))
-        other = WorkerId("wrk_other")
-        await h.enroll(other)
-        [lease] = await h.lease(other)
+        await h.enroll(OTHER)
+        [lease] = await h.lease(OTHER)
         assert lease.action.action_id == act(1), "the living worker gets it, not the stopped one"
         assert not waiting.done()
         waiting.cancel()
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+OTHER = WorkerId("wrk_other")
+
+
+async def polling(h: Harness, worker: WorkerId = WORKER) -> "asyncio.Task[LeaseReply]":
+    """Ask for work that is not there yet."""
+    request = LeaseRequest(worker_id=worker, slots={"fast": 4}, wait_seconds=600.0)
+    waiting = asyncio.create_task(h.ledger.lease(request))
+    await asyncio.sleep(0)
+    return waiting
+
+
+async def given(waiting: "asyncio.Task[LeaseReply]") -> list[str]:
+    return [lease.action.action_id for lease in (await waiting).leases]
+
+
+def test_a_poll_is_woken_when_an_applied_result_makes_room(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2))
+        [lease] = await h.lease()
+        waiting = await polling(h)
+        await h.complete(lease)
+        assert not waiting.done(), "its result takes the room until it is applied (I6)"
+        await h.acknowledge(act(1))
+        assert await given(waiting) == [act(2)]
+
+    with_ledger(engine, tmp_path, scenario, LedgerLimits(results_max=1))
+
+
+def test_a_poll_is_woken_when_what_ran_alone_has_ended(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2))
+        await h.start(*await h.lease())
+        await h.enroll(OTHER, replaces=WORKER)
+        [suspect] = await h.lease(OTHER)
+        assert suspect.alone
+        waiting = await polling(h, OTHER)
+        assert await h.complete(suspect, worker=OTHER) == [CompleteDisposition.OK]
+        assert await given(waiting) == [act(2)]
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_a_waiting_worker_hears_once_of_what_was_taken_from_it(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2))
+        first, second = await h.lease()
+        waiting = await polling(h)
+        await h.cancel(act(1))
+        assert (await waiting).revoked == (act(1),)
+        await h.cancel(act(2))
+        assert await h.release(second) == [HoldVerdict.OK], "it let go before it was told"
+        await h.submit(action(3))
+        reply = await h.ledger.lease(LeaseRequest(worker_id=WORKER, slots={"fast": 1}))
+        assert reply.revoked == ()
+        assert await h.heartbeat(first) == [HoldVerdict.CANCEL], "until it lets go"
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_appends_of_one_batch_see_each_others_submits(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        appends = tuple(
+            Append(rollout_id=ROLLOUT, expected_seq=seq, events=(b"e",), submits=(action(1),))
+            for seq in range(2)
+        )
+        reply = await h.ledger.append(AppendBatch(run_id=RUN, fence=h.fence, appends=appends))
+        assert [str(d) for one in reply.replies for d in one.submits] == ["accepted", "duplicate"]
+        assert len(await h.lease()) == 1
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_a_holder_that_has_not_shown_itself_has_a_lease_to_do_so(
+    engine: str, tmp_path: Path
+) -> None:
+    async def scenario(h: Harness) -> None:
+        assert await h.submit(action(1, holder=OTHER)) == ["accepted"]
+        assert await h.completed() == {}
+        await h.crash()
+        await h.attach("coordinator-2")
+        assert await h.completed() == {}
+        await h.advance(h.limits.lease_seconds + h.limits.grace_seconds)
+        await h.advance(0.0)
+        [result] = (await h.completed()).values()
+        assert (result.status, result.fault and result.fault.code) == ("error", "environment_lost")
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_an_operators_counters_count_what_happened(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2, attempts_max=1), action(3))
+        done, poison, given_back = await h.lease()
+        await h.release(given_back)
+        await h.start(done, poison)
+        await h.complete(done)
+        await h.enroll(OTHER, replaces=WORKER)
+        assert await h.complete(poison, worker=OTHER) == [CompleteDisposition.STALE]
+        stats = await h.ledger.stats()
+        assert (stats.deliveries_total, stats.attempts_total) == (3, 2)
+        assert (stats.retries_total, stats.late_total, stats.dead_total) == (1, 1, 1)
+        assert stats.completions_total == {CompletionStatus.OK: 1, CompletionStatus.DEAD: 1}
+        await h.cancel(act(3))
+        assert (await h.ledger.stats()).completions_total[CompletionStatus.CANCELLED] == 1
+        assert (await h.ledger.stats()).unacknowledged == 3
 
     with_ledger(engine, tmp_path, scenario)
 

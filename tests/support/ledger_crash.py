@@ -40,6 +40,20 @@ class PowerStore(MemoryStore):
             setattr(self, name, _copied(value))
         self.synced = True
 
+    def taken(self) -> dict[str, Any]:
+        """Return a copy of the ledger, as a file of it is taken between two groups."""
+        return self._snapshot()
+
+    def put_back(self, copy: dict[str, Any]) -> None:
+        """Become a copy, marked as one, on disk too."""
+        self._disk = copy
+        self.lose_power()
+        meta = self.meta()
+        assert meta is not None
+        meta.copied = True
+        self.put_meta(meta)
+        self.commit(sync=True)
+
     def tables(self) -> dict[str, Any]:
         """Return every table by name."""
         return {name: getattr(self, name) for name in _TABLES}

@@ -34,6 +34,9 @@ class Model:
         self.newest: dict[ActionId, Fence] = {}
         self.seen: dict[ActionId, Row] = {}
         self.last_fence = Fence(0)
+        self.dropped: set[ActionId] = set()
+        self.uncertain: set[ActionId] = set()
+        """Unfinished in a copy that was restored: what became of them is unknown."""
 
     def twin(self) -> "Model":
         """Return a copy that goes its own way."""
@@ -44,7 +47,25 @@ class Model:
         other.newest = dict(self.newest)
         other.seen = dict(self.seen)
         other.last_fence = self.last_fence
+        other.dropped = set(self.dropped)
+        other.uncertain = set(self.uncertain)
         return other
+
+    def restored(self, original: "Model") -> None:
+        """This is what a copy holds; ``original`` went on from there and is lost (I3, I12)."""
+        self.last_fence = original.last_fence
+        self.newest = dict.fromkeys(self.newest | original.newest, Fence(0))
+        self.effects = {a: fences for a, fences in original.effects.items() if a in self.accepted}
+        self.uncertain |= {a for a, row in self.seen.items() if not row.terminal}
+
+    def requeued_dead(self, action_id: ActionId) -> None:
+        """An operator took back a dead result before anybody applied it."""
+        del self.results[action_id], self.seen[action_id]
+
+    def letters(self) -> set[ActionId]:
+        """Return the dead letters that are to be listed."""
+        dead = CompletionStatus.DEAD
+        return {a for a, row in self.seen.items() if row.settled_status is dead} - self.dropped
 
     def fence(self, fence: Fence) -> None:
         """A fence was given out: higher than all before, over every crash (I3)."""
@@ -66,7 +87,7 @@ class Model:
         assert known == (result.status, result.fence), f"{action_id} changed its result"
         started = self.effects.get(action_id, set())
         if result.status is CompletionStatus.AMBIGUOUS:
-            assert started
+            assert started or action_id in self.uncertain
             assert result.external_effect_possible
 
     def check(self, rows: list[Row], events: list[LedgerEvent], *, power_lost: bool) -> None:
@@ -95,7 +116,7 @@ class Model:
 
     def _check_row(self, row: Row) -> None:
         action = row.action
-        assert bool(row.fence) == (row.state in (S.LEASED, S.STARTED))
+        check_form(row)
         if row.action_id in self.results:
             assert row.terminal, f"{row.action_id} came back after its result"
             assert (row.settled_status, row.settled_fence) == self.results[row.action_id]
@@ -104,3 +125,20 @@ class Model:
             assert row.deliveries <= action.deliveries_max, "I5"
             if action.effect is Effect.EXTERNAL:
                 assert len(self.effects.get(row.action_id, ())) <= 1, "run again blindly (I12)"
+
+
+def check_form(row: Row) -> None:
+    """Look whether the parts of a row fit its state."""
+    dead = row.settled_status is CompletionStatus.DEAD
+    assert row.live == bool(row.fence) == (row.worker is not None)
+    assert row.live or not row.alone
+    assert bool(row.parked_on) == (row.state is S.PARKED)
+    assert bool(row.reclaim_fence) == (row.reclaim_worker is not None)
+    assert not (row.live and row.reclaim_fence), "in two workers' hands"
+    assert row.terminal == (row.settled_status is not None)
+    if not dead:
+        assert (row.completion is not None) == (row.state is S.COMPLETED)
+    if row.live:
+        assert row.fence > max((*row.lost_fences, row.settled_fence, *row.late_fences), default=0)
+    grace = row.state is S.STARTED or row.terminal
+    assert row.due_boot == row.deadline_boot or (grace and row.due_boot > row.deadline_boot)

@@ -164,3 +164,38 @@ def drop_schema(at: Server, schema: str) -> None:
     """Forget a test's ledger."""
     with psycopg.connect(at.url().reveal(), autocommit=True) as db:
         db.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
+
+
+def copy_schema(at: Server, schema: str) -> str:
+    """Copy a test's ledger as a standby has it; return the copy's schema."""
+    copy = f"{schema}_{next(_serial)}"
+    with psycopg.connect(at.url().reveal()) as db:
+        db.execute(f'CREATE SCHEMA "{copy}"'.encode())
+        for table in _logged(db, schema):
+            made = f'CREATE TABLE "{copy}"."{table}" AS TABLE "{schema}"."{table}"'
+            db.execute(made.encode())
+    return copy
+
+
+def put_back(at: Server, copy: str, schema: str) -> None:
+    """Put a copy in its ledger's place, on what looks like another server, and forget it."""
+    with psycopg.connect(at.url().reveal()) as db:
+        everything = db.execute("SELECT tablename FROM pg_tables WHERE schemaname = %s", [schema])
+        names = ", ".join(f'"{schema}"."{name}"' for (name,) in everything)
+        db.execute(f"TRUNCATE {names}".encode())
+        for table in _logged(db, schema):
+            into = f'INSERT INTO "{schema}"."{table}" OVERRIDING SYSTEM VALUE '
+            put = f'{into} SELECT * FROM "{copy}"."{table}"'
+            db.execute(put.encode())
+        db.execute(f'UPDATE "{schema}".meta SET history = %s'.encode(), ["another/1"])
+    drop_schema(at, copy)
+
+
+def _logged(db: "psycopg.Connection[tuple[str, ...]]", schema: str) -> list[str]:
+    """Return the tables that outlive a crash."""
+    found = db.execute(
+        "SELECT relname FROM pg_class WHERE relnamespace = %s::regnamespace "
+        "AND relkind = 'r' AND relpersistence = 'p' ORDER BY oid",
+        [schema],
+    )
+    return [name for (name,) in found]

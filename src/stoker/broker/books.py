@@ -168,7 +168,6 @@ class Books:
     def add(self, row: Row) -> None:
         """Take a newly accepted row."""
         self._fresh[row.action_id] = self._group[row.action_id] = row
-        self._absent.discard(row.action_id)
         self._account(None, row)
         self.transitions += 1
 

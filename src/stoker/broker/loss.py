@@ -31,14 +31,14 @@ def lose(row: Row, what: str, *, crowd: bool = False, worker_gone: bool = True) 
     if worker_gone and row.action.holder is not None and row.action.holder == row.worker:
         return environment_lost(noted)
     if row.state is ActionState.LEASED:
-        return _back(noted, spent=False)
+        return _back(noted)
     if row.action.effect is Effect.EXTERNAL:
         return _ambiguous(noted)
     if row.action.effect is Effect.CONTAINED and row.action.environment_id is not None:
         return environment_lost(noted)
     if crowd and not row.alone:
-        return _back(replace(noted, suspect=True, attempts=row.attempts - 1), spent=False)
-    return _back(noted, spent=True)
+        return _back(replace(noted, suspect=True, attempts=row.attempts - 1))
+    return _back(noted)
 
 
 def deliverable(row: Row) -> bool:
@@ -84,9 +84,8 @@ def restored(row: Row) -> Decision:
     return Decision(requeued(unspent), (Note(LedgerEventKind.REQUEUED, noted.causes[-1]),))
 
 
-def _back(row: Row, *, spent: bool) -> Decision:
-    attempts_used = spent and row.attempts >= row.action.attempts_max
-    if attempts_used or not deliverable(row):
+def _back(row: Row) -> Decision:
+    if row.attempts >= row.action.attempts_max or not deliverable(row):
         return _dead(row)
     return Decision(requeued(row), (Note(LedgerEventKind.REQUEUED, row.causes[-1]),))
 

@@ -1,0 +1,58 @@
+"""Whether an open ledger's working memory is what its store would be read as."""
+
+from typing import Any
+
+from stoker.broker.books import Books
+from stoker.broker.service import LedgerService
+
+COUNTED = (
+    "states",
+    "parked_caps",
+    "parked_runs",
+    "parked_rollouts",
+    "waiting",
+    "out",
+    "run_out",
+    "run_queued",
+    "suspects",
+    "held",
+    "queued",
+    "busy",
+    "results",
+    "_hands",
+)
+UNWRITTEN = ("_fresh", "_dirty", "_settled", "_told", "_buried", "_heads_dirty", "_entries")
+
+
+def check_books(service: LedgerService) -> None:
+    """Compare the books, between two groups, with books that are read from the store."""
+    books, store = service._books, service._store
+    assert not any(getattr(books, name) for name in UNWRITTEN)
+    assert not books._group, "a row of a group that is over is kept"
+    fresh = Books(store, books.limits, books.meta, 0.0)
+    for name in COUNTED:
+        assert _plain(getattr(books, name)) == _plain(getattr(fresh, name)), name
+    for worker_id, record in books.workers.items():
+        read = fresh.workers.get(worker_id)
+        assert set(record.named) == (set(read.named) if read else set()), worker_id
+        assert record.enlisted.ended == (read.enlisted.ended if read else False)
+        for action_id, fence in record.untold.items():
+            assert books._hands[action_id].reclaim_fence == fence
+    if fresh.next_due is not None:
+        assert books.next_due is not None, "the ledger would sleep for ever"
+        assert books.next_due <= fresh.next_due, "a deadline would be slept through"
+    for action_id, row in books._recent.rows.items():
+        assert store.rows((action_id,)) == [row]
+    for (run_id, rollout_id), head in books._recent.heads.items():
+        assert store.head(run_id, rollout_id) == head
+    for rollout_id, count in books._recent.outstanding.items():
+        assert store.outstanding(rollout_id) == count
+
+
+def _plain(value: Any) -> Any:
+    """Return counts without those that came to nothing."""
+    if not isinstance(value, dict):
+        return value
+    plain = {key: _plain(inner) for key, inner in value.items()}
+    counts = all(isinstance(inner, int | dict) for inner in plain.values())
+    return {key: inner for key, inner in plain.items() if inner} if counts else plain
