@@ -1,10 +1,10 @@
 """Break the code in one small way at a time, and count how often the tests notice.
 
-``mutants.py --group broker --sample 100 --seed 1`` changes the syntax tree of one file (a
+``mutants.py --group broker --sample 300 --seed 1`` changes the syntax tree of one function (a
 comparison turned or moved by one, ``and`` for ``or``, a statement left out, a constant, an enum's
 member, a keyword of a row's change), runs the group's quick floors, and prints what survived.
-Nothing is written to the tree: a fork of this process imports the changed module in the place of
-the true one. Results are kept in ``.mutants.jsonl``, so that a run that was stopped goes on.
+Nothing is written to the tree: ``mutant_floors`` gives the functions of a fork their other code.
+Results are kept in ``.mutants.jsonl``, so that a run that was stopped goes on.
 
 Left alone, since no test should hold them: messages, docstrings, assertions (they state our own
 invariants), log lines and counters. A survivor that cannot be noticed stands with its reason in
@@ -18,29 +18,24 @@ import difflib
 import enum
 import hashlib
 import importlib
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import json
+import math
 import os
 import random
-import resource
-import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import CodeType
 from typing import Any, NamedTuple
+
+from mutant_floors import SAME, Floors, Verdict, collected
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "stoker"
 KEPT = ROOT / ".mutants.jsonl"
 EXPLAINED = ROOT / "docs" / "design" / "0011-mutants.md"
-CPU_SECONDS = 40
-WALL_SECONDS = 600
 GOAL = 0.9
 
 _BROKER = ("core", "loss", "books", "coordinator_verbs", "worker_verbs", "queueing", "expiry")
@@ -55,20 +50,11 @@ GROUPS: dict[str, tuple[list[str], list[str]]] = {
         ["tests/unit", "tests/simulation"],
     ),
 }
-# Real owners and files run the same service; a fork's children would import the true module.
+# Real owners and files run the same service; a process of its own has the true code.
 CHOICE = {
     "broker": "not sqlite and not owner and not postgres and not exhaustive",
     "apply": "test_coordinator or test_run_",
 }
-PRELOADED = (
-    "pytest",
-    "hypothesis",
-    "msgspec",
-    "apsw",
-    "pydantic",
-    "structlog",
-    "prometheus_client",
-)
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Eq: (ast.NotEq,),
@@ -109,9 +95,10 @@ class Site(NamedTuple):
 class Mutant(NamedTuple):
     """One changed file."""
 
-    file: str
     name: str
-    source: str
+    key: str
+    """Of the change and what is around it: a result is kept under it."""
+    code: CodeType
     diff: str
 
 
@@ -138,7 +125,10 @@ def made(site: Site) -> Mutant:
     change()
     after = ast.unparse(ast.fix_missing_locations(tree))
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1)
-    return Mutant(site.file, site.name, after, "\n".join(list(lines)[2:]))
+    diff = "\n".join(list(lines)[3:])
+    key = hashlib.sha256(f"{site.name}\n{diff}".encode()).hexdigest()[:16]
+    code = compile(tree, str(SOURCE / site.file), "exec")  # lines are those of the true source
+    return Mutant(site.name, key, code, diff)
 
 
 def _tree(file: str) -> ast.Module:
@@ -153,7 +143,7 @@ def _nodes(tree: ast.Module) -> list[ast.AST]:
         if isinstance(node, ast.Assert | ast.JoinedStr | ast.arguments | ast.AnnAssign | ast.Raise):
             found.extend([node] if isinstance(node, ast.Raise) else [])
             return
-        if isinstance(node, ast.Expr) and (_is_text(node.value) or _is_quiet(node.value)):
+        if _is_told(node):
             return
         found.append(node)
         for field, value in ast.iter_fields(node):
@@ -163,14 +153,29 @@ def _nodes(tree: ast.Module) -> list[ast.AST]:
                 if isinstance(child, ast.AST):
                     visit(child)
 
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef):
-            visit(statement)
+    for function in _functions(tree.body):
+        visit(function)
     return found
 
 
+def _functions(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            yield from _functions(statement.body)
+        elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield statement
+
+
+def _is_told(node: ast.AST) -> bool:
+    """Whether somebody is told something: a docstring, a log line, a message of two."""
+    if isinstance(node, ast.IfExp):
+        return _is_text(node.body) and _is_text(node.orelse)
+    return isinstance(node, ast.Expr) and (_is_text(node.value) or _is_quiet(node.value))
+
+
 def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+    spoken = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return spoken or isinstance(node, ast.JoinedStr)
 
 
 def _is_quiet(node: ast.expr) -> bool:
@@ -293,79 +298,38 @@ def enums() -> dict[str, list[str]]:
 # --- trying them
 
 
-class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives one module another source."""
-
-    def __init__(self, module: str, source: str) -> None:
-        self._module, self._source = module, source
-
-    def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        """Claim the changed module."""
-        return importlib.util.spec_from_loader(name, self) if name == self._module else None
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Run the other source."""
-        exec(compile(self._source, f"<mutant of {self._module}>", "exec"), vars(module))  # noqa: S102
-
-
-def tried(group: str, mutant: Mutant | None) -> str:
-    """Run a group's floors on a mutant: ``killed``, ``timed out`` or ``survived``."""
-    pid = os.fork()
-    if pid == 0:
-        _child(group, mutant)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return "timed out" if os.WTERMSIG(status) in {signal.SIGALRM, signal.SIGXCPU} else "killed"
-    return "killed" if os.WEXITSTATUS(status) else "survived"
-
-
-def _child(group: str, mutant: Mutant | None) -> None:
-    pytest = importlib.import_module("pytest")
-    quiet = os.open(os.devnull, os.O_RDWR)
-    for descriptor in (0, 1, 2) if mutant is not None else ():
-        os.dup2(quiet, descriptor)
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
-    signal.alarm(WALL_SECONDS)
-    if mutant is not None:
-        module = "stoker." + mutant.file.removesuffix(".py").replace("/", ".")
-        sys.meta_path.insert(0, Changed(module, mutant.source))
-    chosen = f"({CHOICE[group]})"
-    arguments = [
-        "-x",
-        "-q",
-        "--assert=plain",
-        "-m",
-        "not slow and not root",
-        "-k",
-        chosen,
-        *GROUPS[group][1],
-    ]
-    code = 70
-    try:
-        code = int(pytest.main(arguments))
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
-
-
-def run(group: str, chosen: Sequence[Mutant]) -> dict[str, str]:
-    """Try mutants in turn, keeping each result; those kept already are not tried again."""
+def run(floors: Floors, chosen: Sequence[Mutant], *, again: bool, jobs: int) -> dict[str, str]:
+    """Try mutants, keeping each result; those kept are not tried again (survivors: ``again``)."""
     kept = _kept()
-    found: dict[str, str] = {}
-    for number, mutant in enumerate(chosen, start=1):
-        key = hashlib.sha256(f"{mutant.name}\n{mutant.source}".encode()).hexdigest()[:16]
-        if key not in kept:
-            began = time.monotonic()
-            kept[key] = tried(group, mutant)
-            line = {"key": key, "name": mutant.name, "result": kept[key]}
-            with KEPT.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, ensure_ascii=False) + "\n")
-            spent = time.monotonic() - began
-            print(
-                f"{number:4}/{len(chosen)} {kept[key]:9} {spent:5.1f} s  {mutant.name}", flush=True
-            )
-        found[mutant.name] = kept[key]
-    return found
+    results = {
+        mutant.key: kept[mutant.key]
+        for mutant in chosen
+        if mutant.key in kept and not (again and kept[mutant.key] == "survived")
+    }
+    open_ones = {mutant.key: mutant for mutant in chosen if mutant.key not in results}
+    spent = floors.measure()
+    print(f"{len(open_ones)} to try; the unchanged code takes {spent:.1f} s of CPU", flush=True)
+    trials = floors.tried(((key, one.code) for key, one in open_ones.items()), jobs)
+    for number, (key, verdict) in enumerate(trials, start=1):
+        results[key] = verdict.result
+        spent += verdict.seconds
+        _keep(open_ones[key], verdict)
+        print(
+            f"{number:4}/{len(open_ones)} {spent:6.0f} s  {_line(open_ones[key], verdict)}",
+            flush=True,
+        )
+    return results
+
+
+def _line(mutant: Mutant, verdict: Verdict) -> str:
+    by = verdict.by.rpartition("/")[2]
+    return f"{verdict.result:8} {verdict.seconds:5.1f} s  {mutant.name}  [{by}]"
+
+
+def _keep(mutant: Mutant, verdict: Verdict) -> None:
+    line = {"key": mutant.key, "name": mutant.name, "result": verdict.result, "by": verdict.by}
+    with KEPT.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
 def _kept() -> dict[str, str]:
@@ -382,47 +346,63 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="how many, chosen by the seed; all by default")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="try those whose name holds this")
+    parser.add_argument("--again", action="store_true", help="try kept survivors again")
+    parser.add_argument("--jobs", type=int, default=1, help="mutants tried at once")
     parser.add_argument("--list", action="store_true", help="print names and diffs, try nothing")
     arguments = parser.parse_args()
     os.chdir(ROOT)
-    everything = [site for file in GROUPS[arguments.group][0] for site in sites(file)]
+    files, tests = GROUPS[arguments.group]
+    everything = [site for file in files for site in sites(file)]
     chosen = [site for site in everything if arguments.only in site.name]
     if arguments.sample is not None and arguments.sample < len(chosen):
         chosen = random.Random(arguments.seed).sample(chosen, arguments.sample)  # noqa: S311 - a sample
+    mutants = [made(site) for site in chosen]
     if arguments.list:
-        for mutant in map(made, chosen):
+        for mutant in mutants:
             print(f"{mutant.name}\n{mutant.diff}\n")
         return 0
     print(f"{len(chosen)} of {len(everything)} mutants of {arguments.group}", flush=True)
-    if tried(arguments.group, None) != "survived":
-        print("the floors fail on the unchanged code; nothing was tried; run them and repair that")
-        return 2
-    mutants = [made(site) for site in chosen]
-    return report(mutants, run(arguments.group, mutants))
+
+    def work(floors: Floors) -> int:
+        results = run(floors, mutants, again=arguments.again, jobs=arguments.jobs)
+        return report(mutants, results, whole=len(chosen) == len(everything))
+
+    return collected(tests, CHOICE[arguments.group], [SOURCE / file for file in files], work)
 
 
-def report(chosen: Sequence[Mutant], results: dict[str, str]) -> int:
+def report(chosen: Sequence[Mutant], results: dict[str, str], *, whole: bool) -> int:
     """Print survivors and shares."""
     known = EXPLAINED.read_text(encoding="utf-8") if EXPLAINED.exists() else ""
-    survived = [mutant for mutant in chosen if results[mutant.name] == "survived"]
+    tried = [mutant for mutant in chosen if results[mutant.key] != SAME]
+    survived = [mutant for mutant in tried if results[mutant.key] == "survived"]
     explained = [mutant for mutant in survived if f"{mutant.name}\n" in known]
     for mutant in survived:
         if mutant not in explained:
             print(f"\nsurvived: {mutant.name}\n{mutant.diff}")
-    counted = len(chosen) - len(explained)
-    share = (len(chosen) - len(survived)) / counted if counted else 1.0
+    endless = sum(results[mutant.key] == "endless" for mutant in tried)
+    counted = len(tried) - len(explained)
+    killed = len(tried) - len(survived)
+    share = killed / counted if counted else 1.0
     print(
-        f"\n{len(chosen)} tried, {len(chosen) - len(survived)} killed, {len(survived)} survived, "
-        f"of which {len(explained)} are explained: {share:.1%} of the others killed"
+        f"\n{len(tried)} tried, {killed} killed ({endless} of them endless), "
+        f"{len(survived)} survived, of which {len(explained)} are explained: {share:.1%} of the "
+        f"others killed" + ("" if whole else _interval(killed, counted))
     )
     return 0 if share >= GOAL else 1
+
+
+def _interval(killed: int, counted: int) -> str:
+    """Return the 95 % interval (Wilson) of a share that was sampled."""
+    z, share = 1.96, killed / max(1, counted)
+    wide = 1 + z * z / max(1, counted)
+    middle = (share + z * z / (2 * max(1, counted))) / wide
+    half = (
+        z * math.sqrt(share * (1 - share) / max(1, counted) + (z / max(1, counted) / 2) ** 2) / wide
+    )
+    return f" (95 %: {middle - half:.1%} to {middle + half:.1%})"
 
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
     ENUMS = enums()
-    for name in [name for name in sys.modules if name.partition(".")[0] == "stoker"]:
-        del sys.modules[name]
-    for name in PRELOADED:
-        importlib.import_module(name)
     sys.exit(main())

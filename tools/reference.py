@@ -125,7 +125,7 @@ def crash_points() -> Iterator[str]:
     """Yield the page of fault points."""
     for name in (
         *("broker.owner", "coordinator.execute", "rollout.host", "worker.main"),
-        "broker.postgres.session",
+        *("broker.postgres.session", "coordinator.backups", "export.files"),
     ):
         importlib.import_module(f"stoker.{name}")  # these declare every point
     yield from (
