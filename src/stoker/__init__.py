@@ -7,7 +7,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stoker.config.load import load_settings
+    from stoker.coordinator.request import RunRequest
     from stoker.errors import Cancelled, Infrastructure, StokerError
+    from stoker.inference.callable import CallableModel
     from stoker.model.action import Effect
     from stoker.model.execution import (
         Baseline,
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from stoker.rollout.program import Rollout, Tool, rollout, tool
     from stoker.rollout.score import Score, truncate
     from stoker.sandbox.alone import Boxes, BoxResult, OpenBox, box, boxes
+    from stoker.training.groups import Group
+    from stoker.training.run import Run, start_run
 
 __version__ = "0.1.0"
 
@@ -35,12 +40,14 @@ _WHERE = {
     "BoxResult": "stoker.sandbox.alone",
     "Boxes": "stoker.sandbox.alone",
     "CallResult": "stoker.model.tools",
+    "CallableModel": "stoker.inference.callable",
     "Cancelled": "stoker.errors",
     "Chat": "stoker.rollout.chat",
     "Context": "stoker.rollout.context",
     "Effect": "stoker.model.action",
     "Environment": "stoker.rollout.environment",
     "ExecutionPolicy": "stoker.model.execution",
+    "Group": "stoker.training.groups",
     "Infrastructure": "stoker.errors",
     "Isolation": "stoker.model.execution",
     "Limits": "stoker.model.execution",
@@ -49,6 +56,8 @@ _WHERE = {
     "Mount": "stoker.model.execution",
     "OpenBox": "stoker.sandbox.alone",
     "Rollout": "stoker.rollout.program",
+    "Run": "stoker.training.run",
+    "RunRequest": "stoker.coordinator.request",
     "RunResult": "stoker.model.tools",
     "Score": "stoker.rollout.score",
     "StokerError": "stoker.errors",
@@ -61,7 +70,9 @@ _WHERE = {
     "Verdict": "stoker.model.tools",
     "box": "stoker.sandbox.alone",
     "boxes": "stoker.sandbox.alone",
+    "load_settings": "stoker.config.load",
     "retry": "stoker.rollout.plain",
+    "start_run": "stoker.training.run",
     "tool": "stoker.rollout.program",
     "truncate": "stoker.rollout.score",
 }
@@ -71,12 +82,14 @@ __all__ = [
     "BoxResult",
     "Boxes",
     "CallResult",
+    "CallableModel",
     "Cancelled",
     "Chat",
     "Context",
     "Effect",
     "Environment",
     "ExecutionPolicy",
+    "Group",
     "Infrastructure",
     "Isolation",
     "Limits",
@@ -85,6 +98,8 @@ __all__ = [
     "Mount",
     "OpenBox",
     "Rollout",
+    "Run",
+    "RunRequest",
     "RunResult",
     "Score",
     "StokerError",
@@ -97,8 +112,10 @@ __all__ = [
     "Verdict",
     "box",
     "boxes",
+    "load_settings",
     "retry",
     "rollout",
+    "start_run",
     "tool",
     "truncate",
 ]

@@ -99,6 +99,24 @@ class RunChanged(BadInput):
     code = "run_changed"
 
 
+class GroupMixed(BadInput):
+    """Rollouts of one group were made with different programs, baselines or policies."""
+
+    code = "group_mixed"
+
+
+class DeliveryUnknown(BadInput):
+    """What is committed is no hand-out of a group that can be answered now."""
+
+    code = "delivery_unknown"
+
+
+class StateRefused(BadInput):
+    """The trainer's state does not belong to this run and ledger; nothing was changed."""
+
+    code = "state_refused"
+
+
 class BackupInvalid(BadInput):
     """A backup cannot be used; nothing was restored."""
 

@@ -50,8 +50,11 @@ async def chores(ctx, task):
     assert whole == (True, 50000, "sent", None, "begun written"), whole
     return len(turn.text) + ctx.random.random()
 """
-TRIED = {n: tried for n, tried in faultpoints.TRIED.items() if not n.startswith("gateway.")}
-"""A gateway's points lie on the way of another engine: see test_ledger_gateway."""
+TRIED = {
+    n: tried for n, tried in faultpoints.TRIED.items() if not n.startswith(("gateway.", "trainer."))
+}
+"""A gateway's points lie on the way of another engine (test_ledger_gateway), a trainer's in the
+process that embeds a run (test_run_trainer)."""
 COUNT = 3
 WORKERS = ("worker.", "artifact.", "box.")
 """Points where a worker dies: an artifact of this size is a tool's output."""

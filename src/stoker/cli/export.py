@@ -197,14 +197,10 @@ class Agreement:
         Raises:
             BadInput: one of its digests differs from an earlier rollout's.
         """
+        from stoker.export.agreement import digests_of
+
         admitted = rollout.standing.admitted
-        found = {("program", admitted.program): admitted.program_digest}
-        found |= {("baseline", name): digest for name, digest in rollout.baselines.items()}
-        found |= {
-            ("execution policy of class", name): digest
-            for name, digest in admitted.policy_digests.items()
-        }
-        for (what, name), digest in found.items():
+        for (what, name), digest in digests_of(rollout).items():
             first, before = self._seen.setdefault((what, name), (admitted.rollout_id, digest))
             if before != digest:
                 raise BadInput(

@@ -122,7 +122,8 @@ def _whole(record: RunRecord, written: list[RunSnapshot], *, lives: bool) -> Run
     state = snapshot.state
     if state != "finished" or len(written) < record.partition_count:
         state = ("running" if state == "finished" else state) if lives else "stopped"
-    group_size = record.settings.get("run", {}).get("group_size", 1)
+    asked = record.settings.get("run", {})
+    group_size = asked.get("group_size", 1) + asked.get("spare", 0)
     return msgspec.structs.replace(
         snapshot,
         state=state,

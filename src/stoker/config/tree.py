@@ -37,6 +37,10 @@ class RunSettings(Section):
 
     group_size: Annotated[int, Field(ge=1, le=1024)] = 1
     """Rollouts per task."""
+    spare: Annotated[int, Field(ge=0, le=1024)] = 0
+    """More rollouts of each task than ``group_size``: the first that end by themselves make the
+    group, the others are cancelled as stragglers. What is kept is shorter than what was begun;
+    the run says by how much."""
     seed: int = 0
     """Seed of the whole run."""
     task_limit: Annotated[int, Field(ge=1)] | None = None
@@ -333,6 +337,16 @@ class ModelSettings(Section):
     """A model in this process."""
 
 
+class TrainingSettings(Section):
+    """A trainer that embeds the run (``stoker.start_run``); a resume may change any of it."""
+
+    unread_max: Annotated[int, Field(ge=1)] = 64
+    """While so many complete groups wait for the trainer to read, no new group is begun."""
+    staleness_max: Annotated[int, Field(ge=0)] | None = None
+    """A rollout with tokens of a policy more than so many published versions back is truncated;
+    unset: none is."""
+
+
 class StorageSettings(Section):
     """What runs may leave on the disk."""
 
@@ -362,5 +376,6 @@ class Settings(Section):
     admission: AdmissionSettings = AdmissionSettings()
     lane: LaneSettings = LaneSettings()
     model: ModelSettings = ModelSettings()
+    training: TrainingSettings = TrainingSettings()
     storage: StorageSettings = StorageSettings()
     observe: ObserveSettings = ObserveSettings()

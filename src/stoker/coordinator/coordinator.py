@@ -14,7 +14,6 @@ from stoker.broker.base import (
     Cancel,
     EventsRequest,
     Ledger,
-    RolloutsRequest,
     RolloutSummary,
 )
 from stoker.coordinator.actions import OPENING_TOOL, TOOLS
@@ -22,11 +21,14 @@ from stoker.coordinator.admission import Admission
 from stoker.coordinator.appender import Appender
 from stoker.coordinator.checking import Checker
 from stoker.coordinator.events import EventRouter
+from stoker.coordinator.feed import GroupFeed
 from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.flow import Flow
+from stoker.coordinator.group_keeper import GroupKeeper
 from stoker.coordinator.hosts import STRIKES_MAX
 from stoker.coordinator.lane import Lane
-from stoker.coordinator.plan import Plan
+from stoker.coordinator.listing import admitted_of, finished_of, summaries
+from stoker.coordinator.plan import RESTARTED, Plan
 from stoker.coordinator.rebuild import Standing
 from stoker.coordinator.request import StopSignal
 from stoker.coordinator.resuming import Resumer
@@ -39,7 +41,7 @@ from stoker.errors import (
     StokerError,
 )
 from stoker.model.completion import Completion
-from stoker.model.events import Admitted, Finished, Verb, decode_event
+from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import ActionId, Fence, RolloutId
 from stoker.model.outcome import Outcome, OutcomeKind
@@ -56,8 +58,6 @@ SETTLED = declare("coordinator.settled", "every outcome is on disk; workers stil
 
 _EVENTS_WAIT_SECONDS = 30.0
 _ADMIT_SECONDS = 0.1
-RESTARTED = "restarted with a changed program"
-"""Reason of rollouts that ``--changed restart`` ends; others take their place."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,6 +77,8 @@ class Parts:
     flow: Flow
     router: EventRouter
     checker: Checker
+    feed: GroupFeed | None = None
+    """The trainer that takes complete groups, where there is one."""
     lines: list[RolloutLine] = field(default_factory=list)
     """Finished rollouts since somebody last took them."""
 
@@ -88,6 +90,7 @@ class Coordinator:
         self.parts = parts
         self.flow = parts.flow
         self.flow.dispatcher.ended = self._settled
+        self.keeper = GroupKeeper(parts.plan, parts.flow, parts.feed)
         parts.appender.refused = self._refused
         self._wake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
@@ -110,8 +113,9 @@ class Coordinator:
         """
         await self._revive()
         reach(REVIVED)
+        await self.keeper.begin(self.parts.ledger)
         self.state = "running"
-        await self._first_to_end(self._admit(), self._events(), self.parts.stop.wait_stopping())
+        await self._first_to_end(self._work(), self._events(), self.parts.stop.wait_stopping())
         if not self.parts.appender.failure.done():
             await self.parts.appender.flush()
         reach(SETTLED)
@@ -149,9 +153,20 @@ class Coordinator:
     @property
     def left(self) -> int:
         """Rollouts without an outcome."""
-        return self.parts.plan.total - sum(self.parts.figures.outcomes.values())
+        ended = sum(self.parts.figures.outcomes.values())
+        return self.parts.plan.total - self.keeper.spared - ended
 
     # --- admission ---------------------------------------------------------------------------
+
+    async def _work(self) -> None:
+        """Carry every rollout to its outcome, then wait for the trainer to leave."""
+        if self.parts.feed is None:
+            await self._admit()
+        else:
+            self.parts.feed.taken = self._wake.set
+            await self._admit()
+            self.parts.feed.no_more()
+            await self.parts.feed.left.wait()
 
     async def _admit(self) -> None:
         self._waiting = self.parts.plan.rollouts(self._known)
@@ -172,6 +187,11 @@ class Coordinator:
     def _admit_some(self) -> None:
         boxes = self.parts.plan.loaded.boxes
         while self._next is not None:
+            if self.keeper.passes_over(self._next[0]):
+                self._next = next(self._waiting, None)
+                continue
+            if self.keeper.holds(self._next[1]):
+                return
             held = self.parts.admission.may_admit(
                 len(self.flow.active), boxes_reserved=self.boxes_reserved, boxes_needed=boxes
             )
@@ -215,8 +235,10 @@ class Coordinator:
         if fault is not None and fault.code not in rollout.faults:
             self.flow.met(rollout, fault)
         self.parts.figures.finished(outcome)
+        now = self.parts.clock.now().wall
+        self.keeper.ended(rollout, outcome, now)
         self.parts.checker.finished(rollout.rollout_id)
-        self.parts.lines.append(_line(rollout, outcome, self.parts.clock.now().wall))
+        self.parts.lines.append(_line(rollout, outcome, now))
         self._wake.set()
 
     # --- ledger ------------------------------------------------------------------------------
@@ -278,35 +300,24 @@ class Coordinator:
 
     async def _revive(self) -> None:
         """Bring back what an earlier coordinator left."""
-        unfinished: list[RolloutId] = []
-        after: RolloutId | None = None
-        while True:
-            page = await self.parts.ledger.rollouts(
-                RolloutsRequest(run_id=self.parts.plan.run_id, after=after)
-            )
-            unfinished += [s.rollout_id for s in page.rollouts if self._is_left(s)]
-            if not page.rollouts:
-                break
-            after = page.rollouts[-1].rollout_id
-        for rollout_id in unfinished:
+        listed = summaries(self.parts.ledger, self.parts.plan.run_id)
+        for rollout_id in [one.rollout_id async for one in listed if self._is_left(one)]:
             await self._revive_one(rollout_id)
 
     def _is_left(self, summary: RolloutSummary) -> bool:
         """Return whether a rollout of this partition has no outcome; count one that has."""
-        admitted = decode_event(summary.first)
-        assert isinstance(admitted, Admitted), "a journal begins with its admission"
+        admitted, finished = admitted_of(summary), finished_of(summary)
         if admitted.task.task_id not in self._tasks:
             return False
         place = (admitted.task.task_id, admitted.index)
-        if summary.last is None:
+        if finished is None:
             self._known.add(place)
             return True
-        finished = decode_event(summary.last)
-        assert isinstance(finished, Finished), "a finished journal ends with its outcome"
         self.flow.finished_seq[summary.rollout_id] = summary.seq
         if finished.outcome.reason != RESTARTED:
             self._known.add(place)
             self.parts.figures.finished(finished.outcome)
+        self.keeper.counted(admitted, finished)
         return False
 
     async def _revive_one(self, rollout_id: RolloutId) -> None:
@@ -334,6 +345,7 @@ class Coordinator:
         self.flow.met(rollout, fault)
         self.flow.abandon(rollout, outcome)
         self.parts.figures.finished(outcome)
+        self.keeper.ended(rollout, outcome, self.parts.clock.now().wall)
 
     def _restart(self, rollout: ActiveRollout) -> None:
         """End an unfinished rollout of before a restart; its place is admitted anew."""
@@ -358,6 +370,7 @@ class Coordinator:
     def turned(self, rollout: ActiveRollout, turn: Turn) -> None:
         """Journal a turn and apply completions that waited for its calls to be known."""
         self.flow.turned(rollout, turn)
+        self.keeper.cut_stale((rollout,))
         if rollout.unrouted and not rollout.finished:
             self.parts.router.replay_unrouted(rollout)
 

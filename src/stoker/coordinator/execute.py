@@ -49,6 +49,7 @@ from stoker.coordinator.sampling import AdmissionFeed
 from stoker.coordinator.sharing import Membership, Part, end_owner
 from stoker.coordinator.snapshots import Snapshots
 from stoker.coordinator.storage import StorageWatch, require_room
+from stoker.coordinator.trainer import Serving, TrainerSeat
 from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.workers import LocalWorkers
 from stoker.errors import BadInput, ConfigInvalid, RunChanged, RunOwned, StokerError
@@ -82,13 +83,15 @@ async def execute(
     observer: Observer | None = None,
     stop: StopSignal | None = None,
     model: Model | None = None,
+    trainer: TrainerSeat | None = None,
 ) -> RunReport:
     """Execute or resume a run, or one partition of it; return when every rollout of it has its
     outcome or ``stop`` says so.
 
     ``model`` is used in place of the one ``request.model`` names (which then only names it in the
     record): an engine of this process, as ``inference.callable.CallableModel``, one for each
-    partition. It is closed here. Several partitions may be executed in one process and loop.
+    partition. It is closed here. With a ``trainer`` (``stoker.start_run``) the run lasts until that
+    leaves. Several partitions may be executed in one process and loop.
 
     Raises:
         BadInput: program, tasks, model, settings or run directory cannot be used; nothing is left.
@@ -97,7 +100,7 @@ async def execute(
     **Cancellation:** as ``stop.stop()``: the run can be resumed.
     **Durability:** every outcome in the report is on disk.
     """  # noqa: D205 - one thought
-    execution = _Execution(request, observer, stop or StopSignal(), SystemClock(), model)
+    execution = _Execution(request, observer, stop or StopSignal(), model, trainer)
     return await execution.execute()
 
 
@@ -107,15 +110,16 @@ class _Execution:
         request: RunRequest,
         observer: Observer | None,
         stop: StopSignal,
-        clock: Clock,
         model: Model | None,
+        trainer: TrainerSeat | None,
     ) -> None:
         self._request = request
         self._model = model
         self._settings: Settings = request.settings
         self._observer = observer
         self._stop = stop
-        self._clock = clock
+        self._clock: Clock = SystemClock()
+        self._trainer = trainer
         self._partition = request.partition
         self._part: Part
         self._membership: Membership
@@ -202,6 +206,7 @@ class _Execution:
             partition=self._partition,
             tasks=self._partition.hand(record.run_id, inputs.tasks),
             group_size=self._settings.run.group_size,
+            spare=self._settings.run.spare,
             seed=self._settings.run.seed,
             restarts=record.restarts,
             loaded=loaded,
@@ -308,10 +313,13 @@ class _Execution:
                 clock=self._clock,
                 stop=self._stop,
                 flow=flow,
+                feed=self._trainer.feed if self._trainer is not None else None,
                 router=EventRouter(flow),
             )
         )
         flow.owner = pool.listener = coordinator
+        if self._trainer is not None:
+            self._trainer.serving.set_result(Serving(run, coordinator, model))
         return coordinator
 
     async def _workers_ready(self, workers: LocalWorkers, keeping: "asyncio.Task[None]") -> None:

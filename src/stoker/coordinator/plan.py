@@ -16,6 +16,9 @@ from stoker.model.ids import RolloutId, RunId, derive_id, group_id
 from stoker.model.task import Task
 from stoker.rollout.messages import Loaded
 
+RESTARTED = "restarted with a changed program"
+"""Reason of rollouts that ``--changed restart`` ends; others take their place."""
+
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All rollouts of one partition of a run."""
@@ -24,6 +27,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     tasks: tuple[Task, ...]
     """This partition's."""
     group_size: int
+    spare: int = 0
+    """Begun beyond ``group_size``; see ``groups``."""
     seed: int
     restarts: int
     loaded: Loaded
@@ -34,12 +39,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def total(self) -> int:
         """How many rollouts there are."""
-        return len(self.tasks) * self.group_size
+        return len(self.tasks) * (self.group_size + self.spare)
 
     def rollouts(self, known: set[tuple[str, int]]) -> Iterator[tuple[Task, int]]:
         """Yield every rollout that is not ``known`` (task id, index), in order."""
         for task in self.tasks:
-            for index in range(self.group_size):
+            for index in range(self.group_size + self.spare):
                 if (task.task_id, index) not in known:
                     yield task, index
 

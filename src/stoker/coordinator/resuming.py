@@ -60,6 +60,7 @@ class Resumer:
         for path, generation in returned(standing, self._artifacts.get):
             rollout.history.returned(path, generation)
             rollout.tokens += generation.token_count
+            rollout.policy_versions.update(span.policy_version for span in generation.spans)
         now = self._clock.monotonic()
         for issued in standing.outstanding.values():
             rollout.calls[issued.path] = self._call(issued, now)

@@ -96,7 +96,7 @@ class Snapshots:
             isolation=_isolation(seen),
             accept_shared_kernel=self._shared,
             caps=self._caps(),
-            held=self._held,
+            held=self._held or self._coordinator.keeper.held,
             recent=tuple(self._recent),
             partition=msgspec.UNSET if partition.is_whole else str(partition),
         )

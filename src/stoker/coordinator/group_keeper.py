@@ -1,0 +1,103 @@
+"""What a coordinator does for whole groups: counts them, cuts off who is no longer wanted.
+
+Stragglers of a complete group and rollouts of too old a policy end here; what is complete goes to
+the trainer's feed, where there is a trainer. Nothing here waits, save at the beginning.
+"""
+
+import asyncio
+from collections.abc import Iterable
+
+from stoker.broker.base import Ledger
+from stoker.coordinator.feed import GroupFeed
+from stoker.coordinator.flow import Flow
+from stoker.coordinator.groups import STRAGGLER, Groups
+from stoker.coordinator.listing import admitted_of, finished_of, summaries
+from stoker.coordinator.plan import RESTARTED, Plan
+from stoker.coordinator.rollouts import ActiveRollout
+from stoker.model.events import Admitted, Finished
+from stoker.model.ids import group_id
+from stoker.model.outcome import Outcome, OutcomeKind
+from stoker.model.task import Task
+
+
+class GroupKeeper:
+    """Keeps the groups of one partition."""
+
+    def __init__(self, plan: Plan, flow: Flow, feed: GroupFeed | None) -> None:
+        self._plan = plan
+        self._flow = flow
+        self._feed = feed
+        self.groups = self._no_groups()
+        self.spared = 0
+        """Rollouts that were never begun, since their groups were complete without them."""
+
+    async def begin(self, ledger: Ledger) -> None:
+        """Go on where an earlier coordinator left: everything that ended has been counted."""
+        if self._plan.spare:
+            self._cut_stragglers()  # perhaps it had no time to
+        if self._feed is not None:
+            plan = self._plan
+            await self._feed.begin(ledger, plan.run_id, plan.partition.name, self.groups)
+
+    def counted(self, admitted: Admitted, finished: Finished) -> None:
+        """Count a rollout that ended under an earlier coordinator."""
+        _count(self.groups, admitted, finished)
+
+    def ended(self, rollout: ActiveRollout, outcome: Outcome, at: float) -> None:
+        """Count a rollout that has its outcome now, at wall time ``at``."""
+        if not self.groups.ended(rollout.admitted, outcome, at=at, tokens=rollout.tokens):
+            return
+        if self._feed is not None:
+            self._feed.completed(rollout.admitted.group_id)
+        if self._plan.spare:
+            # Not in this turn: whoever called goes through a list of rollouts of its own.
+            asyncio.get_running_loop().call_soon(self._cut_stragglers)
+
+    def passes_over(self, task: Task) -> bool:
+        """Whether the next rollout of ``task`` need not begin: its group is complete. Counts it."""
+        complete = group_id(self._plan.run_id, task.task_id) in self.groups.complete
+        self.spared += complete
+        return complete
+
+    def holds(self, index: int) -> bool:
+        """Whether a new group would begin with this rollout and the trainer does not read."""
+        return index == 0 and bool(self.held)
+
+    @property
+    def held(self) -> str:
+        """Why no new group begins; empty where one may."""
+        if self._feed is None or not self._feed.full:
+            return ""
+        return "the trainer does not read its complete groups (training.unread_max)"
+
+    def cut_stale(self, rollouts: Iterable[ActiveRollout]) -> None:
+        """Truncate those of ``rollouts`` that hold tokens of too old a policy."""
+        if self._feed is None:
+            return
+        for rollout in rollouts:
+            if not rollout.finished and (why := self._feed.stale(rollout.policy_versions)):
+                self._flow.finish(rollout, Outcome(kind=OutcomeKind.TRUNCATED, reason=why))
+
+    async def count_again(self, ledger: Ledger) -> Groups:
+        """Return every group as the ledger has it, those that were forgotten included."""
+        found = self._no_groups()
+        tasks = {task.task_id for task in self._plan.tasks}
+        async for summary in summaries(ledger, self._plan.run_id):
+            admitted = admitted_of(summary)
+            if admitted.task.task_id in tasks and (finished := finished_of(summary)) is not None:
+                _count(found, admitted, finished)
+        return found
+
+    def _cut_stragglers(self) -> None:
+        for rollout in list(self._flow.active.values()):
+            if rollout.admitted.group_id in self.groups.complete:
+                cut = Outcome(kind=OutcomeKind.CANCELLED, reason=STRAGGLER)
+                self._flow.finish(rollout, cut)
+
+    def _no_groups(self) -> Groups:
+        return Groups(self._plan.group_size, self._plan.spare, listening=self._feed is not None)
+
+
+def _count(groups: Groups, admitted: Admitted, finished: Finished) -> None:
+    if finished.outcome.reason != RESTARTED:
+        groups.ended(admitted, finished.outcome, at=finished.at)

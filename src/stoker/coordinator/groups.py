@@ -1,0 +1,118 @@
+"""When a group is complete, who of it counts, and what cutting the slow ones off costs.
+
+With ``run.spare`` = k, n + k rollouts of a task are begun and the first n that end *by themselves*
+(completed or truncated) complete the group; the others are cancelled as stragglers. A fault takes
+nobody's place while another rollout may still end by itself. Who counts is decided from
+journals alone when it is handed out (``training.groups``), so that every hand-out is the same.
+
+The slow ones are the long ones, so what is kept is shorter than what was begun: ``LengthBias`` says
+by how much at least. Pure; one partition's; since this coordinator began.
+"""
+
+import msgspec
+
+from stoker.model.events import Admitted
+from stoker.model.ids import GroupId, RolloutId
+from stoker.model.outcome import Outcome, OutcomeKind
+
+STRAGGLER = "straggler: its group was complete without it"
+"""Reason of rollouts that are cancelled because enough others had ended."""
+_BY_ITSELF = frozenset({OutcomeKind.COMPLETED, OutcomeKind.TRUNCATED})
+
+
+class LengthBias(msgspec.Struct, kw_only=True):
+    """What was kept and what was cut off, of groups that were complete before all had ended."""
+
+    groups: int = 0
+    """Complete groups with somebody cut off."""
+    kept: int = 0
+    kept_tokens: int = 0
+    """Sampled, of those that were kept."""
+    cut: int = 0
+    """Stragglers cancelled."""
+    cut_tokens: int = 0
+    """Sampled, of those, until they were cut: they would have grown longer."""
+
+    @property
+    def tokens_bias_at_least(self) -> float | None:
+        """By which share what was begun is longer than what is kept, at least, in mean tokens.
+
+        0.25: the rollouts of these groups are at least a quarter longer than the trainer sees.
+        ``None``: nobody was cut off. Negative where whoever was cut off had hardly begun.
+        """
+        if not self.cut or not self.kept_tokens:
+            return None
+        mean_kept = self.kept_tokens / self.kept
+        return (self.kept_tokens + self.cut_tokens) / (self.kept + self.cut) / mean_kept - 1
+
+
+class Groups:
+    """Counts outcomes by group; ``listening``: remembers who is of them, for a trainer."""
+
+    def __init__(self, size: int, spare: int, *, listening: bool = False) -> None:
+        self._size = size
+        self._spare = spare
+        self._listening = listening
+        self._ended: dict[GroupId, dict[RolloutId, bool]] = {}
+        self._tokens: dict[GroupId, list[int]] = {}
+        """Of who ended by itself, while its group may yet cut somebody off."""
+        self._unmeasured: set[GroupId] = set()
+        """Groups of which somebody ended under an earlier coordinator."""
+        self.complete: dict[GroupId, float] = {}
+        """Group → wall time of the outcome that completed it."""
+        self.bias = LengthBias()
+
+    def ended(
+        self, admitted: Admitted, outcome: Outcome, *, at: float, tokens: int | None = None
+    ) -> bool:
+        """Count an outcome of wall time ``at``; return whether it completes its group.
+
+        ``tokens``: sampled by the rollout; ``None``: it ended under an earlier coordinator.
+        """
+        group = admitted.group_id
+        if group in self.complete:
+            self._late(admitted, outcome, tokens)
+            return False
+        by_itself = outcome.kind in _BY_ITSELF
+        ended = self._ended.setdefault(group, {})
+        ended[admitted.rollout_id] = by_itself
+        if self._spare and by_itself:
+            if tokens is None:
+                self._unmeasured.add(group)
+            self._tokens.setdefault(group, []).append(tokens or 0)
+        enough = sum(ended.values()) >= self._size
+        if not enough and len(ended) < self._size + self._spare:
+            return False
+        self.complete[group] = at
+        if not self._listening:
+            self._ended.pop(group)
+        return True
+
+    def _late(self, admitted: Admitted, outcome: Outcome, tokens: int | None) -> None:
+        group = admitted.group_id
+        if group in self._ended:
+            self._ended[group][admitted.rollout_id] = False
+        cut = outcome.kind is OutcomeKind.CANCELLED and outcome.reason == STRAGGLER
+        if cut and tokens is not None and group not in self._unmeasured:
+            kept = self._tokens.pop(group, [])
+            self.bias.groups += bool(kept)
+            self.bias.kept += len(kept)
+            self.bias.kept_tokens += sum(kept)
+            self.bias.cut += 1
+            self.bias.cut_tokens += tokens
+
+    def members(self, group: GroupId) -> tuple[RolloutId, ...]:
+        """Return every rollout of a complete group that has ended, left over ones included."""
+        return tuple(self._ended[group])
+
+    def take_over(self, fresh: "Groups") -> None:
+        """Know again who is of groups that were forgotten; ``fresh`` has just counted them."""
+        for group, at in fresh.complete.items():
+            self.complete.setdefault(group, at)
+            self._ended.setdefault(group, dict.fromkeys(fresh.members(group), True))
+
+    def forget(self, group: GroupId) -> None:
+        """Remember no longer who is of ``group``: its trainer has it."""
+        self._ended.pop(group, None)
+        self._tokens.pop(group, None)
+        self._unmeasured.discard(group)

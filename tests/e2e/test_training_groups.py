@@ -1,0 +1,224 @@
+"""Groups of a whole run inside its trainer: delivery, commit, back-pressure, restore."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import stoker
+from stoker.coordinator.request import Changed
+from stoker.coordinator.view import RunSnapshot
+from stoker.errors import DeliveryUnknown, GroupMixed, StateRefused
+from stoker.training.groups import Group
+from support.command import wait_until_quiet
+from support.training import Engine, lay_out, model_of, request
+
+SECONDS = 60
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    yield tmp_path
+    wait_until_quiet(tmp_path)
+
+
+async def next_of(groups: object) -> Group:
+    async with asyncio.timeout(SECONDS):
+        return await anext(groups)  # type: ignore[call-overload,no-any-return]
+
+
+async def rest(run: stoker.Run, *, commit: bool = False) -> list[Group]:
+    """Read to the end."""
+    found = []
+    async with asyncio.timeout(SECONDS):
+        async for group in run.groups():
+            found.append(group)
+            if commit:
+                await run.commit(group)
+    return found
+
+
+def test_groups_come_whole_with_typed_outcomes_and_rows(place: Path) -> None:
+    lay_out(place, ["a", "b", "c"])
+    engine = Engine()
+    engine.says = {("b", 1): "fault"}
+
+    async def trainer() -> None:
+        asked = request(place, "run.group_size=3")
+        async with stoker.start_run(asked, model=model_of(engine)) as run:
+            groups = await rest(run, commit=True)
+        assert run.report is not None
+        assert not run.report.resumable
+        assert sorted(group.task.task_id for group in groups) == ["a", "b", "c"]
+        for group in groups:
+            assert [one.index for one in group.rollouts] == [0, 1, 2]
+            assert (group.redelivered, group.abandoned, group.left_over) == (0, (), ())
+            for one in group.rollouts:
+                (row,) = one.rows
+                assert row.token_ids.tolist() == [1, 2, 3, 4]
+                assert list(row.mask) == [0, 0, 1, 1]
+                assert (row.reward is not None) == (row.outcome == "completed")
+        kinds = {
+            group.task.task_id: sorted(one.outcome.kind for one in group.rollouts)
+            for group in groups
+        }
+        assert kinds["a"] == ["completed"] * 3
+        assert kinds["b"] == ["completed", "completed", "failed"]
+        rewards = [one.reward for group in groups for one in group.rollouts]
+        assert sorted(map(str, rewards)) == ["2.0"] * 8 + ["None"], "a fault has no reward"
+
+    asyncio.run(trainer())
+
+
+def test_what_is_not_committed_comes_again_in_the_order_it_was_handed_out(place: Path) -> None:
+    lay_out(place, ["a", "b", "c", "d"])
+
+    async def first() -> list[str]:
+        async with stoker.start_run(request(place, run="r"), model=model_of(Engine())) as run:
+            taken = await rest(run)
+            assert len(taken) == 4
+            await run.commit(taken[1])
+            await run.commit(taken[1].delivery)  # twice is harmless
+            again = await rest(run)
+            assert [one.group_id for one in again] == [
+                one.group_id for one in taken if one is not taken[1]
+            ]
+            assert [one.redelivered for one in again] == [1, 1, 1]
+            with pytest.raises(DeliveryUnknown, match="handed out again"):
+                await run.commit(taken[0])
+            for bad in ("grp_x.1", "nothing"):
+                with pytest.raises(DeliveryUnknown):
+                    await run.commit(bad)
+            return [one.group_id for one in again]
+
+    async def second(left: list[str]) -> None:
+        async with stoker.start_run(request(place, run="r"), model=model_of(Engine())) as run:
+            again = await rest(run, commit=True)
+            assert [one.group_id for one in again] == left
+            assert [one.redelivered for one in again] == [2, 2, 2]
+            assert await rest(run) == []
+
+    left = asyncio.run(first())
+    asyncio.run(second(left))
+
+
+class Looks:
+    """Snapshots of a run as they come."""
+
+    def __init__(self) -> None:
+        self.all: list[RunSnapshot] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, snapshot: RunSnapshot) -> None:
+        self.all.append(snapshot)
+        self._news.set()
+
+    async def until(self, good: Callable[[RunSnapshot], bool], *, looks: int = 1) -> RunSnapshot:
+        """Wait until ``looks`` snapshots in a row are ``good`` and alike in what has ended."""
+        begin = len(self.all)
+        async with asyncio.timeout(SECONDS):
+            while True:
+                last = self.all[begin:][-looks:]
+                alike = {sum(one.outcomes.values()) for one in last}
+                if len(last) == looks and all(map(good, last)) and len(alike) == 1:
+                    return last[-1]
+                self._news.clear()
+                await self._news.wait()
+
+
+def test_a_trainer_that_pauses_bounds_what_is_begun_and_goes_on_when_it_reads(place: Path) -> None:
+    count, unread, active = 30, 3, 4
+    lay_out(place, [f"t{number:02}" for number in range(count)])
+    looks = Looks()
+
+    async def trainer() -> None:
+        asked = request(
+            place,
+            "run.group_size=2",
+            f"training.unread_max={unread}",
+            "admission.mode=fixed",
+            f"admission.active_max={active}",
+        )
+        async with stoker.start_run(asked, model=model_of(Engine()), observer=looks) as run:
+            paused = await looks.until(lambda one: bool(one.outcomes), looks=4)
+            assert paused.rollouts_active == 0, "whatever was begun has ended"
+            assert paused.state == "running"
+            assert "trainer" in paused.held
+            most = 2 * unread + active
+            assert 2 * unread <= sum(paused.outcomes.values()) <= most
+            groups = run.groups()
+            seen = [await next_of(groups) for _ in range(active // 2)]
+            more = await looks.until(lambda one: bool(one.outcomes), looks=4)
+            assert sum(paused.outcomes.values()) < sum(more.outcomes.values()) <= most + active
+            seen += [one async for one in groups]
+            assert len({one.group_id for one in seen}) == len(seen) == count
+
+    asyncio.run(trainer())
+
+
+def test_a_mixed_group_is_refused_until_told(place: Path) -> None:
+    lay_out(place, ["a"])
+
+    async def first() -> None:
+        engine = Engine(gated=True)
+        asked = request(place, "run.group_size=2", run="r")
+        looks = Looks()
+        async with stoker.start_run(asked, model=model_of(engine), observer=looks):
+            one, _ = await engine.until(2)
+            engine.gates[one].set()
+            await looks.until(lambda one: sum(one.outcomes.values()) == 1)
+
+    async def second() -> None:
+        program = place / "program.py"
+        program.write_text(program.read_text() + "# changed\n")
+        asked = request(place, "run.group_size=2", run="r", changed=Changed.RESTART)
+        async with stoker.start_run(asked, model=model_of(Engine())) as run:
+            with pytest.raises(GroupMixed, match="program short is"):
+                await rest(run)
+            (group,) = [one async for one in run.groups(mixed=True)]
+            assert len(group.mixed) == 1
+            digests = {one.rows[0].program_digest for one in group.rollouts}
+            assert len(digests) == 2
+            await run.commit(group)
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_a_restored_state_brings_back_what_was_committed_after_it(place: Path) -> None:
+    lay_out(place, ["a", "b", "c"])
+
+    async def first() -> tuple[dict[str, object], list[Group]]:
+        async with stoker.start_run(request(place, run="r"), model=model_of(Engine())) as run:
+            taken = await rest(run)
+            await run.commit(taken[0])
+            state = run.state()
+            await run.commit(taken[1])
+            return json.loads(json.dumps(state)), taken
+
+    async def second(state: dict[str, object], taken: list[Group]) -> None:
+        async with stoker.start_run(request(place, run="r"), model=model_of(Engine())) as run:
+            newest = run.state()
+            await run.restore(state)
+            again = await rest(run)
+            assert [one.group_id for one in again] == [one.group_id for one in taken[1:]]
+            assert [one.redelivered for one in again] == [1, 1]
+            with pytest.raises(DeliveryUnknown):
+                await run.commit(taken[1])
+            await run.commit(again[0])
+            await run.restore(newest)  # of the line that was left: its commits hold again
+            assert [one.group_id for one in await rest(run)] == [taken[2].group_id]
+            for changed, why in (
+                ({"run": "another"}, "another"),
+                ({"position": 99}, "covers 99 events"),
+                ({"digest": "0"}, "or others"),
+                ({"position": "x"}, "no state"),
+            ):
+                with pytest.raises(StateRefused, match=why):
+                    await run.restore({**state, **changed})
+
+    state, taken = asyncio.run(first())
+    assert len(json.dumps(state)) < 200, "it does not grow with the run"
+    asyncio.run(second(state, taken))
