@@ -18,7 +18,7 @@ def test_the_postgres_bench_measures_every_figure_it_names(
     assert set(figures) == {
         "gateway_cycles_per_second",
         "raw_sql_cycles_per_second",
-        "cycle_vs_raw_sql",
+        "gateway_vs_raw_postgres",
         "two_gateways_vs_one",
         "gateway_transitions_per_commit",
         "gateway_cpu_us_per_cycle",

@@ -74,12 +74,12 @@ def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
     ratios = [ours / raw for ours, raw in zip(rounds.ours, rounds.raw, strict=True)]
     twos = [two / ours for two, ours in zip(rounds.two, rounds.ours, strict=True)]
     return {
-        "bench": "ledger_postgres",
+        "bench": "ledger",
         "machine": machine(sync_ms_p50=syncs),
         "figures": {
             "gateway_cycles_per_second": figure(rounds.ours, "1/s", None),
             "raw_sql_cycles_per_second": figure(rounds.raw, "1/s", None),
-            "cycle_vs_raw_sql": figure(ratios, "ratio", 0.8),
+            "gateway_vs_raw_postgres": figure(ratios, "ratio", 0.8),
             "two_gateways_vs_one": figure(twos, "ratio", 1.6),
             "gateway_transitions_per_commit": figure(rounds.per_commit, "", 200.0),
             "gateway_cpu_us_per_cycle": figure(rounds.cpu_us, "us", None),
