@@ -79,7 +79,7 @@ def test_an_event_that_commits_late_has_the_higher_number(
     )
     first.begin([mine], CLOCK.now())
     first.handle(mine, CLOCK.now())
-    first._books.number_told()  # numbered and not committed: the dangerous moment
+    first._books.flush()  # numbered and not committed: the dangerous moment
     late = Thread(target=ask, args=(second, second_request))
     late.start()
     reading = EventsRequest(run_id=RUN, fence=fence)

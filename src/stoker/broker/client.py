@@ -8,7 +8,9 @@ the next call tries anew.
 """
 
 import asyncio
+import ssl
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -32,6 +34,7 @@ from stoker.broker.envelope import (
     decode_answer,
     encode,
 )
+from stoker.broker.network import Address, Remote
 from stoker.broker.place import DATABASE, check_directory, owner_pid
 from stoker.broker.schema import check_version
 from stoker.broker.service import Reply
@@ -43,7 +46,7 @@ from stoker.broker.spawn import (
     spawn_owner,
 )
 from stoker.broker.verbs import LedgerVerbs
-from stoker.errors import LedgerUnavailable, StokerError, WireViolation, from_record
+from stoker.errors import ConfigInvalid, LedgerUnavailable, StokerError, WireViolation, from_record
 from stoker.model.ids import Fence
 from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
 
@@ -53,6 +56,7 @@ RECONNECT_SECONDS = 30.0
 """How long unanswered calls wait for an owner."""
 
 _RETRY_SECONDS = 0.02
+_GOODBYE_SECONDS = 1.0
 _READ_BYTES = 256 * 1024
 _FENCES_KEPT = 4096
 
@@ -66,21 +70,26 @@ async def connect(
     idle_exit_seconds: float = 60.0,
     spawn: bool = True,
     database: Database | None = None,
+    remote: Remote | None = None,
 ) -> "LedgerClient":
     """Return a client of ``directory``'s ledger; starts its owner when none lives.
 
     An owner that already lives keeps the limits and durability it was started with; ask
     ``capabilities``. ``spawn`` false: only use an owner that somebody else starts. ``database``: it
     holds the ledger, and what is started is a gateway to it. Several directories: gateways to one
-    ledger; when one does not answer, the next is asked.
+    ledger; when one does not answer, the next is asked. ``remote``: gateways on other machines,
+    asked instead of ``directory``; nothing is started.
 
     Raises:
+        ConfigInvalid: the key of ``remote`` cannot be used, or its gateways have another.
         RunDirectoryUnusable: the directory cannot hold a ledger.
         LedgerTooNew: a newer Stoker made it.
         LedgerUnavailable: no owner answered within ``RECONNECT_SECONDS``.
     **Cancellation:** nothing is left behind but perhaps an idle owner, which ends by itself.
     """
     directories = directory if isinstance(directory, tuple) else (directory,)
+    if remote is not None:
+        return await _opened(LedgerClient(remote.addresses, role, None, remote.context()))
     for one in directories if spawn else ():
         check_directory(one)
         check_version(one / DATABASE)
@@ -90,7 +99,10 @@ async def connect(
         idle_exit_seconds=idle_exit_seconds,
         database=database or known_database(directories[0]),
     )
-    client = LedgerClient(directories, role, settings if spawn else None)
+    return await _opened(LedgerClient(directories, role, settings if spawn else None))
+
+
+async def _opened(client: "LedgerClient") -> "LedgerClient":
     try:
         await client.capabilities()
     except BaseException:
@@ -117,10 +129,17 @@ class LedgerClient(LedgerVerbs):
     """One peer of a ledger's owner. Use from one event loop."""
 
     def __init__(
-        self, directories: tuple[Path, ...], role: str, settings: OwnerSettings | None
+        self,
+        places: Sequence[Path | Address],
+        role: str,
+        settings: OwnerSettings | None,
+        context: ssl.SSLContext | None = None,
     ) -> None:
-        self._directories = deque(directory.absolute() for directory in directories)
+        self._places = deque(
+            place.absolute() if isinstance(place, Path) else place for place in places
+        )
         """Where to connect; the first is asked first."""
+        self._context = context
         self._role = role
         self._settings = settings
         self._calls: dict[int, _Sent] = {}
@@ -200,16 +219,18 @@ class LedgerClient(LedgerVerbs):
 
     async def _connect(self) -> tuple[asyncio.StreamReader, FrameDecoder]:
         while True:
-            directory = self._directories[0]
-            path = published_socket(directory)
+            place = self._places[0]
             try:
-                if path is None:
-                    raise FileNotFoundError
-                reader, writer = await asyncio.open_unix_connection(str(path))
+                reader, writer = await self._reach(place)
+            except ssl.SSLCertVerificationError:
+                raise ConfigInvalid(
+                    f"what listens on {place} does not hold the key of ledger.gateway_key; nothing "
+                    "was sent; copy the key that the gateway was started with"
+                ) from None
             except OSError:
-                if self._settings is not None:
-                    await asyncio.to_thread(spawn_owner, directory, self._settings)
-                self._directories.rotate(-1)
+                if self._settings is not None and isinstance(place, Path):
+                    await asyncio.to_thread(spawn_owner, place, self._settings)
+                self._places.rotate(-1)
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             try:
@@ -221,6 +242,18 @@ class LedgerClient(LedgerVerbs):
                 self._writer = writer
                 return reader, frames
             writer.close()
+
+    async def _reach(
+        self, place: Path | Address
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(place, Address):
+            return await asyncio.open_connection(
+                place.host, place.port, ssl=self._context, ssl_shutdown_timeout=_GOODBYE_SECONDS
+            )
+        path = published_socket(place)
+        if path is None:
+            raise FileNotFoundError
+        return await asyncio.open_unix_connection(str(path))
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -244,7 +277,7 @@ class LedgerClient(LedgerVerbs):
                     self._lineage = message.lineage
                     return frames
                 raise WireViolation(
-                    f"what listens for {self._directories[0]} is not a ledger of this version; the "
+                    f"what listens for {self._places[0]} is not a ledger of this version; the "
                     "connection was closed; use one version of stoker for a run"
                 )
 
@@ -309,7 +342,7 @@ class LedgerClient(LedgerVerbs):
     def _fail_all(self, error: Exception) -> None:
         if not isinstance(error, StokerError):
             error = LedgerUnavailable(
-                f"no ledger answered for {self._directories[0]} within {RECONNECT_SECONDS:.0f} s; "
+                f"no ledger answered for {self._places[0]} within {RECONNECT_SECONDS:.0f} s; "
                 "unanswered requests may or may not have been carried out; look at its ledger.log"
             )
         calls, self._calls = self._calls, {}

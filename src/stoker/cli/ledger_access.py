@@ -12,6 +12,7 @@ from stoker.broker.base import (
 )
 from stoker.broker.client import LedgerClient, connect
 from stoker.broker.limits import limits_of
+from stoker.broker.network import remote_of
 from stoker.config.tree import LedgerSettings, WorkerSettings
 from stoker.coordinator.record import RunDirectory
 from stoker.model.events import JournalEvent, decode_event
@@ -37,6 +38,7 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[LedgerClient]:
         limits=limits_of(settings, workers),
         durability=Durability(settings.durability),
         idle_exit_seconds=_IDLE_EXIT_SECONDS,
+        remote=remote_of(settings),
     )
     try:
         yield ledger

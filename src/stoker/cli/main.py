@@ -20,6 +20,7 @@ from stoker.cli import (
     conformance,
     doctor,
     export,
+    gateway,
     ledger,
     replay,
     runs,
@@ -65,6 +66,7 @@ app = typer.Typer(
 )
 app.command("run")(run_command.run)
 app.command("worker")(worker.worker)
+app.command("gateway")(gateway.gateway)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(runs.app, name="runs")
 app.command("status")(status.status)

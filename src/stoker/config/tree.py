@@ -59,6 +59,11 @@ class LedgerSettings(Section):
     in the run's directory. Passwords belong in ``~/.pgpass``: this address is kept without one."""
     db_schema: str = "stoker"
     """Schema of that database; runs that name the same share one ledger."""
+    gateways: tuple[str, ...] = ()
+    """Addresses (``host:port``) of ``stoker gateway`` processes that serve the ledger; the first
+    that answers is used. Unset: the ledger is served on this machine."""
+    gateway_key: str | None = None
+    """The key file of those gateways (``stoker gateway --new-key``), readable by you alone."""
     lease: Duration = 10.0
     """A worker silent for this long loses its leases."""
     queued_max: Annotated[int, Field(ge=1)] = 100_000
@@ -76,8 +81,14 @@ class LedgerSettings(Section):
 
     @model_validator(mode="after")
     def _replicas_need_a_server(self) -> Self:
-        if self.durability == "replicated" and self.url is None:
+        if self.durability == "replicated" and self.url is None and not self.gateways:
             raise ValueError("durability = replicated needs a PostgreSQL server: set ledger.url")
+        return self
+
+    @model_validator(mode="after")
+    def _gateways_need_a_key(self) -> Self:
+        if self.gateways and self.gateway_key is None:
+            raise ValueError("gateways need the key they were started with: set ledger.gateway_key")
         return self
 
 

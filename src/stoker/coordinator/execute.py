@@ -13,6 +13,7 @@ import msgspec
 from stoker.broker.base import Attach, Durability, Ledger, StatsReply
 from stoker.broker.client import connect
 from stoker.broker.limits import database_of, limits_of
+from stoker.broker.network import remote_of
 from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
 from stoker.coordinator.actions import ActionFactory
@@ -250,6 +251,7 @@ class _Execution:
             durability=Durability(settings.durability),
             idle_exit_seconds=settings.idle_exit,
             database=database_of(settings),
+            remote=remote_of(settings),
         )
         self._stack.push_async_callback(self._end_owner, run.ledger)
         self._stack.push_async_callback(ledger.close)

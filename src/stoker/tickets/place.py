@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from stoker.broker.base import Durability, Ledger
 from stoker.broker.client import connect
 from stoker.broker.limits import limits_of
+from stoker.broker.network import remote_of
 from stoker.config.tree import Settings
 from stoker.errors import ConfigInvalid, RunNotFound
 
@@ -47,6 +48,7 @@ async def open_ledger(run_directory: Path) -> AsyncIterator[Ledger]:
         limits=limits_of(settings.ledger, settings.workers),
         durability=Durability(settings.ledger.durability),
         idle_exit_seconds=settings.ledger.idle_exit,
+        remote=remote_of(settings.ledger),
     )
     try:
         yield ledger

@@ -10,6 +10,7 @@ from structlog.typing import FilteringBoundLogger
 from stoker.broker.base import Durability, Ledger
 from stoker.broker.client import connect
 from stoker.broker.limits import database_of, limits_of
+from stoker.broker.network import remote_of
 from stoker.config.tree import Settings
 from stoker.errors import IsolationUnavailable
 from stoker.journal.artifacts import ArtifactStore
@@ -174,6 +175,7 @@ class Service:
             durability=Durability(ledger.durability),
             idle_exit_seconds=ledger.idle_exit,
             database=database_of(ledger),
+            remote=remote_of(ledger),
         )
 
     def _assemble(

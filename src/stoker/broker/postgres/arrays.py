@@ -11,6 +11,7 @@ from typing import Any
 from psycopg import Connection
 from psycopg.adapt import Dumper
 from psycopg.pq import Format
+from psycopg.types.numeric import OidBinaryLoader
 
 _HEADER = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
@@ -113,7 +114,7 @@ class _TextDumper(_BlobDumper):
 
 
 def register(connection: "Connection[Any]") -> None:
-    """Teach a connection to send columns."""
+    """Teach a connection to send columns, and to read which transaction wrote a row."""
     for column, dumper in (
         (Ints, _IntDumper),
         (Floats, _FloatDumper),
@@ -121,3 +122,4 @@ def register(connection: "Connection[Any]") -> None:
         (Blobs, _BlobDumper),
     ):
         connection.adapters.register_dumper(column, dumper)
+    connection.adapters.register_loader("xid", OidBinaryLoader)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from stoker.broker.base import LeaseRequest, LedgerLimits, Poll
+from stoker.broker.base import EventsRequest, LeaseRequest, LedgerLimits, Poll
 from stoker.broker.books import Books, WorkerRecord
 from stoker.broker.postgres.arrays import Blobs, Floats, Ints, Texts, columns
 from stoker.broker.postgres.needs import Needs, demand
@@ -29,6 +29,8 @@ _OTHERS = WorkerId("others")
 """Stands for every holder that this group has not asked for."""
 _QUEUE_CHUNK = 64
 _NO_PLACE = (-(2**62), 0)
+_SPARE_IDS = 8
+"""Drawn with a group's locks beside its submits' places: new rollouts need one each."""
 
 _decode_missing = msgspec.msgpack.Decoder(dict[ActionId, float]).decode
 Key = tuple[str, RunId, int, str, bool, bool]
@@ -150,10 +152,10 @@ class GroupBooks(Books):
 
     # --- reading ahead
 
-    def read_ahead(self, needs: Needs) -> None:
-        """Lock and read what a group's requests name, in the order of locks."""
-        store, asked = self.store, self._questions(needs)
-        found = dict(zip((name for name, _ in asked), store.together(asked), strict=True))
+    def read_ahead(self, needs: Needs, found: dict[str, Result]) -> None:
+        """Take in what ``ahead`` has locked and read."""
+        store = self.store
+        store.drawn(found.get("draw", []))
         store.own(found.get("lock_owners", []))
         unheard = needs.holders - {WorkerId(c[0]) for c in found.get("lock_holders", [])}
         beats = [
@@ -169,38 +171,21 @@ class GroupBooks(Books):
             head = as_head(end)
             self._recent.heads[head.run_id, head.rollout_id] = head
         self._heads_known |= needs.heads
-        for row in store.read(found.get("lock_rows", [])):
+        for row in store.held(found.get("lock_rows", [])):
             self._group[row.action_id] = row
         self._absent |= needs.actions - set(self._group)
         self._recent.outstanding |= dict.fromkeys(needs.submitting, 0)
         self._recent.outstanding |= {RolloutId(r): n for r, n in found.get("outstanding", [])}
-
-    def _questions(self, needs: Needs) -> list[tuple[str, tuple[object, ...]]]:
-        asked: list[tuple[str, tuple[object, ...]]] = []
-        if needs.owners:
-            asked.append(("lock_owners", _pairs(needs.owners)))
-        if needs.replaced:
-            asked.append(("lock_replaced", (_texts(needs.replaced),)))
-        if needs.heard:
-            asked.append(("hear", (self._now, _texts(needs.heard))))
-        if needs.holders:
-            asked.append(("lock_holders", (_texts(needs.holders),)))
-        workers = needs.replaced | needs.heard | needs.holders
-        if workers:
-            asked.append(("workers_named", (_texts(workers),)))
-        if needs.heads:
-            asked.append(("lock_heads", _pairs(needs.heads)))
-        if needs.actions:
-            asked.append(("lock_rows", (_texts(needs.actions),)))
-        if needs.submitting:
-            asked.append(("outstanding", (_texts(needs.submitting),)))
-        return asked
 
     def expect(self, polls: Sequence[Poll]) -> None:
         """Read the workers of polls that are about to be asked for, and what is held for them."""
         asking = {one.worker_id for one in polls if isinstance(one, LeaseRequest)}
         for worker_class, slots in demand(polls).items():
             self._demand[worker_class] = self._demand.get(worker_class, 0) + slots
+        listening = [one for one in polls if isinstance(one, EventsRequest)]
+        if listening:
+            self.flush()
+            self.store.told_ahead(listening)
         if not asking:
             return
         strangers = [w for w in asking if w not in self.workers]
@@ -265,17 +250,14 @@ class GroupBooks(Books):
 
     def draw(self) -> int:
         """Return an id above all that were drawn when this group's newest lock was taken."""
-        return self.store.draw(at_least=len(self._told) or self._demand_total())
-
-    def _demand_total(self) -> int:
-        return min(GROUP_MAX, sum(self._demand.values()))
+        return self.store.draw(at_least=min(GROUP_MAX, sum(self._demand.values())))
 
     def rows(self, ids: Iterable[ActionId]) -> dict[ActionId, Row]:
         """Return the rows of known ids, locked."""
         wanted = list(ids)
         missing = [i for i in wanted if i not in self._group and i not in self._absent]
         if missing:
-            for row in self.store.lock("lock_rows", Texts(missing)):
+            for row in self.store.lock_rows(missing):
                 self._group[row.action_id] = row
             self._absent.update(i for i in missing if i not in self._group)
         return {i: self._group[i] for i in wanted if i in self._group}
@@ -357,18 +339,13 @@ class GroupBooks(Books):
 
     def flush(self) -> None:
         """Write everything this group has changed, in one go."""
-        self.number_told()
-        with self.store.pipelined():
-            super().flush()
-
-    def number_told(self) -> None:
-        """Give this group's events their numbers, under the locks of their partitions."""
-        if self._told:
-            self.store.lock_partitions({(one.run_id, one.partition) for one in self._told})
-            self._told = super()._numbered(self._told)
+        changed = (self._fresh, self._dirty, self._told, self._heads_dirty, self._entries)
+        if any(changed):
+            with self.store.pipelined():
+                super().flush()
 
     def _numbered(self, told: list[Told]) -> list[Told]:
-        return told  # ``number_told`` has done it: no id can be drawn amid a pipeline
+        return told  # the server does it: no id can be drawn amid a pipeline
 
     def write_counters(self, *, synced: bool) -> None:
         """Add what this group changed to this gateway's counters, and workers to their rows."""
@@ -412,6 +389,31 @@ def _beat_columns(beats: Sequence[Beat]) -> tuple[object, ...]:
         Blobs([encode(record.missing) if record.missing else None for record in beats]),
         Ints([int(record.lost) for record in beats]),
     )
+
+
+def ahead(needs: Needs, now: float) -> list[tuple[str, tuple[object, ...]]]:
+    """Return the statements that lock and read what ``needs`` names, in the order of locks."""
+    asked: list[tuple[str, tuple[object, ...]]] = []
+    if needs.owners:
+        asked.append(("lock_owners", _pairs(needs.owners)))
+    if needs.replaced:
+        asked.append(("lock_replaced", (_texts(needs.replaced),)))
+    if needs.heard:
+        asked.append(("hear", (now, _texts(needs.heard))))
+    if needs.holders:
+        asked.append(("lock_holders", (_texts(needs.holders),)))
+    workers = needs.replaced | needs.heard | needs.holders
+    if workers:
+        asked.append(("workers_named", (_texts(workers),)))
+    if needs.heads:
+        asked.append(("lock_heads", _pairs(needs.heads)))
+    if needs.actions:
+        asked.append(("lock_rows", (_texts(needs.actions),)))
+    if needs.submits:
+        asked.append(("draw", (needs.submits + _SPARE_IDS,)))
+    if needs.submitting:
+        asked.append(("outstanding", (_texts(needs.submitting),)))
+    return asked
 
 
 def _texts(values: Iterable[str]) -> Texts:

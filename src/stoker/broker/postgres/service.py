@@ -26,8 +26,9 @@ from stoker.broker.base import (
 )
 from stoker.broker.dead_letters import settle_dead
 from stoker.broker.operating import SettledDead, SettleDead
-from stoker.broker.postgres.books import GROUP_MAX, GroupBooks
+from stoker.broker.postgres.books import GROUP_MAX, GroupBooks, ahead
 from stoker.broker.postgres.needs import Needs
+from stoker.broker.postgres.session import Result
 from stoker.broker.postgres.store import PostgresStore
 from stoker.broker.postgres.time import TICK_SECONDS, KeptTime, ServerClock
 from stoker.broker.service import LedgerService, epochs_passed
@@ -183,7 +184,7 @@ class GatewayService(LedgerService):
         needs = Needs(requests)
         self._serial = self._serial or needs.submits > GROUP_MAX
         while True:
-            books = self._open_books(now)
+            books, found = self._open_books(needs, now)
             if self._serial or not books.tight(self._gateways):
                 break
             self._store.rollback()  # a cap is near: alone from the start
@@ -192,18 +193,19 @@ class GatewayService(LedgerService):
         self._serial = books.tight(self._gateways)
         self._books = self._handling = books
         self._expiry = KeptTime(books, self._grace_until)
-        if needs.writes:
-            books.read_ahead(needs)
+        books.read_ahead(needs, found)
 
-    def _open_books(self, now: Instant) -> GroupBooks:
+    def _open_books(self, needs: Needs, now: Instant) -> tuple[GroupBooks, dict[str, Result]]:
+        """Begin, lock and read in one go; counters are read after the lock that orders them."""
         store = self._store
-        _, [(seconds, self._gateways)], store.counters = store.begin_with(
-            (
-                ("caps" if self._serial else "caps_shared", (store.key,)),
-                ("moment", ()),
-                ("counters", ()),
-            )
-        )
+        asked = [
+            ("caps" if self._serial else "caps_shared", (store.key,)),
+            ("moment", ()),
+            ("counters", ()),
+            *ahead(needs, now.boot),
+        ]
+        found = dict(zip((name for name, _ in asked), store.begin_with(asked), strict=True))
+        [(seconds, self._gateways)], store.counters = found["moment"], found["counters"]
         if self._clock is not None:
             self._clock.told(seconds)
         meta = Meta(lineage=self._meta.lineage, epoch=self._meta.epoch)
@@ -211,7 +213,7 @@ class GatewayService(LedgerService):
         books.work_seq, books.events_seq, books.tickets_seq = self._seqs
         books.served = self._served
         self._begun_at = self._seqs
-        return books
+        return books, found
 
     def expect(self, polls: Sequence[Poll]) -> None:
         """Read what the polls that come now need."""
@@ -242,7 +244,6 @@ class GatewayService(LedgerService):
         """
         books = self._books
         synced = books.sync and self.durability is not Durability.PROCESS_SAFE
-        books.number_told()
 
         def write() -> None:
             books.flush()

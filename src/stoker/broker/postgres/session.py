@@ -30,6 +30,8 @@ HOT_KINDS = "qttttttqttdddddqtqqqtqqdtqqtb"
 MUTABLE_KINDS = "dqtqqqtqqdtqqtbq"
 _SQL_TYPES = {"q": "bigint", "d": "float8", "t": "text", "b": "bytea"}
 
+_DRAWN_MIN = 32
+
 Result = list[tuple[Any, ...]]
 
 
@@ -127,9 +129,12 @@ class Session:
     def draw(self, at_least: int = 1) -> int:
         """Return an id above all that was drawn before the newest lock of this group."""
         if not self._ids:
-            found = self.all("draw", max(at_least, 32))
-            self._ids = [self.epoch << COUNTER_BITS | number for (number,) in reversed(found)]
+            self.drawn(self.all("draw", max(at_least, _DRAWN_MIN)))
         return self._ids.pop()
+
+    def drawn(self, numbers: Result) -> None:
+        """Take ids that came with the newest lock, in the same go."""
+        self._ids = [self.epoch << COUNTER_BITS | number for (number,) in reversed(numbers)]
 
 
 @contextmanager

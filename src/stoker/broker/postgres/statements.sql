@@ -104,40 +104,44 @@ INSERT INTO journal SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[]
 -- name: entries
 SELECT event FROM journal WHERE head = %s AND seq >= %s ORDER BY seq LIMIT %s;
 
+-- name: version
+SELECT pg_current_xact_id()::xid;
+-- name: rows_at
+SELECT {hot}, a.xmin FROM action a WHERE a.place = ANY(%s::bigint[]);
 -- name: lock_rows
-SELECT {hot} FROM action a WHERE a.action_id = ANY(%s::text[]) ORDER BY a.place FOR UPDATE;
+SELECT a.place, a.xmin FROM action a WHERE a.action_id = ANY(%s::text[]) ORDER BY a.place FOR UPDATE;
 -- name: lock_in_hands
-SELECT {hot} FROM action a
+SELECT {hot}, a.xmin FROM action a
 WHERE (a.fence <> 0 AND a.worker = %s) OR (a.reclaim_fence <> 0 AND a.reclaim_worker = %s)
 ORDER BY a.place FOR UPDATE;
 -- name: lock_queued
-SELECT {hot} FROM action a
+SELECT a.place, a.xmin FROM action a
 WHERE a.state = 1 AND a.class = %s AND a.run_id = %s AND a.holder = %s AND a.suspect = %s
     AND (a.rank, a.place) > (%s, %s)
 ORDER BY a.rank, a.place LIMIT %s FOR UPDATE SKIP LOCKED;
 -- name: queued
-SELECT {hot} FROM action a
+SELECT {hot}, a.xmin FROM action a
 WHERE a.state = 1 AND a.class = %s AND a.run_id = %s AND a.holder = %s AND a.suspect = %s
 ORDER BY a.rank, a.place LIMIT %s;
 -- name: parked
-SELECT {hot} FROM action a WHERE a.state = 0 AND a.parked_on = 'caps' AND a.class = %s
+SELECT {hot}, a.xmin FROM action a WHERE a.state = 0 AND a.parked_on = 'caps' AND a.class = %s
     AND a.run_id = %s
 ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
 -- name: parked_run
-SELECT {hot} FROM action a WHERE a.state = 0 AND a.parked_on = 'run' AND a.run_id = %s
+SELECT {hot}, a.xmin FROM action a WHERE a.state = 0 AND a.parked_on = 'run' AND a.run_id = %s
 ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
 -- name: parked_of
-SELECT {hot} FROM action a WHERE a.state = 0 AND a.parked_on = 'rollout' AND a.rollout_id = %s
+SELECT {hot}, a.xmin FROM action a WHERE a.state = 0 AND a.parked_on = 'rollout' AND a.rollout_id = %s
 ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
 -- name: parked_rollouts
 SELECT DISTINCT rollout_id FROM action WHERE state = 0 AND parked_on = 'rollout';
 -- name: held_by
-SELECT {hot} FROM action a WHERE a.state < 2 AND a.holder <> '' AND a.holder = %s
+SELECT {hot}, a.xmin FROM action a WHERE a.state < 2 AND a.holder <> '' AND a.holder = %s
 ORDER BY a.place FOR UPDATE;
 -- name: unfinished
-SELECT {hot} FROM action a WHERE a.state < 4 AND a.rollout_id = %s ORDER BY a.place FOR UPDATE;
+SELECT {hot}, a.xmin FROM action a WHERE a.state < 4 AND a.rollout_id = %s ORDER BY a.place FOR UPDATE;
 -- name: due
-SELECT {hot} FROM action a WHERE a.state < 4 AND a.due_boot <= %s
+SELECT {hot}, a.xmin FROM action a WHERE a.state < 4 AND a.due_boot <= %s
 ORDER BY a.due_boot LIMIT %s FOR UPDATE SKIP LOCKED;
 -- name: next_due
 SELECT due_boot FROM action WHERE state < 4 ORDER BY due_boot LIMIT 1;
@@ -162,7 +166,7 @@ FROM unnest(%s::float8[], %s::float8[], %s::float8[], %s::float8[], %s::bigint[]
     v (aw, dw, ab, db, place)
 WHERE a.place = v.place;
 -- name: unsettled
-SELECT {hot} FROM action a WHERE (a.state < 4 OR a.reclaim_fence <> 0) AND a.place > %s
+SELECT {hot}, a.xmin FROM action a WHERE (a.state < 4 OR a.reclaim_fence <> 0) AND a.place > %s
 ORDER BY a.place LIMIT %s FOR UPDATE;
 -- name: note
 INSERT INTO audit (at, who, what, run_id, action_id, detail) VALUES (%s, %s, %s, %s, %s, %s);
@@ -217,8 +221,8 @@ UPDATE action SET due_boot = greatest(due_boot, %s) WHERE fence <> 0 AND state =
 -- name: lock_partitions
 SELECT pg_advisory_xact_lock(k) FROM unnest(%s::bigint[]) k;
 -- name: tell
-INSERT INTO event SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[],
-    %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bytea[]);
+INSERT INTO event SELECT %s::bigint + nextval('ids'), *
+FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bytea[]);
 -- name: told
 SELECT e.event_id, e.kind, e.action_id, e.rollout_id, e.detail,
     CASE e.kind WHEN 'completed' THEN r.completion ELSE e.completion END

@@ -1,18 +1,21 @@
 """The PostgreSQL store: one connection, one transaction per group, whole columns per statement.
 
 What other engines keep in memory lies in rows here, since other gateways change it too: every row
-that a group decides about is locked first (``statements.sql`` has the order of locks). Inputs never
-change once written, so they are kept after the group, by place. A lost connection is
-``StorageLost``: the group may or may not have been committed, so nobody is answered.
+that a group decides about is locked first (``statements.sql`` has the order of locks). What this
+gateway wrote or read last is kept by place and *version*, the transaction that wrote the row: locks
+answer with the version, and only a row that somebody else has changed is read again.
+A lost connection is ``StorageLost``: the group may or may not have been committed, so nobody is
+answered.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from stoker.broker.base import LedgerEvent, LedgerEventKind
+from stoker.broker.base import EventsRequest, LedgerEvent, LedgerEventKind
+from stoker.broker.books import COUNTER_BITS
 from stoker.broker.operating import AuditEntry
 from stoker.broker.postgres.arrays import Ints, Texts, columns
 from stoker.broker.postgres.connection import Db, partition_key
@@ -36,13 +39,14 @@ from stoker.broker.store_sqlite_rows import (
     mutable_columns,
 )
 from stoker.errors import LedgerRefused
-from stoker.model.action import Action
+from stoker.model.action import Action, ActionState
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 from stoker.seams.clock import Instant
 
-_INPUTS_KEPT = 8192
+_ROWS_KEPT = 8192
 _STATE, _PLACE = HOT.index("state"), HOT.index("place")
+_VERSION = len(HOT)
 
 
 class PostgresStore(Session):
@@ -54,36 +58,97 @@ class PostgresStore(Session):
         super().__init__(db, schema)
         self.counters: Result = []
         self._owners: dict[tuple[RunId, str], Owner] = {}
-        self._inputs: OrderedDict[int, Action] = OrderedDict()
+        self._rows: dict[int, tuple[int, Row]] = {}
+        """By place: the version that was read or written last, and what it holds."""
+        self._written: dict[int, Row] = {}
+        """What the open transaction wrote; kept when it has been committed."""
+        self._rewritten = False
+        """The open transaction changed rows without naming what they hold now."""
+        self._told_ahead: dict[tuple[object, ...], Result] = {}
+        self._later: list[tuple[str, tuple[object, ...]]] = []
 
     def begin_with(self, asked: Sequence[tuple[str, tuple[object, ...]]]) -> list[Result]:
         """Open a transaction; who owns what is asked anew."""
-        self._owners.clear()
+        self._leave_group()
         return super().begin_with(asked)
+
+    def commit_after(self, write: Callable[[], None], *, sync: bool) -> None:
+        """Close the transaction, what ``write`` sends and the commit in one go."""
+        asked = []
+
+        def write_all() -> None:
+            write()
+            for name, parameters in self._later:
+                self.run(name, parameters)
+            if self._written:
+                asked.append(self.run("version"))
+
+        super().commit_after(write_all, sync=sync)
+        if asked and not self._rewritten:
+            [(version,)] = asked[0].fetchall()
+            for row in self._written.values():
+                self._keep(version, row)
+        self._leave_group()
+
+    def _leave_group(self) -> None:
+        self._owners.clear()
+        self._written.clear()
+        self._told_ahead.clear()
+        self._later.clear()
+        self._rewritten = False
 
     # --- rows
 
     def read(self, result: Result) -> list[Row]:
-        """Return rows of hot columns, with the inputs of those that have one."""
-        unacknowledged = [c[_PLACE] for c in result if c[_STATE] < len(STATES) - 1]
-        inputs = {place: self._inputs.get(place) for place in unacknowledged}
+        """Return rows of hot columns and version, with the inputs of those that have one."""
+        inputs: dict[int, Action | None] = {}
+        for columns_ in result:
+            if columns_[_STATE] < len(STATES) - 1:
+                kept = self._rows.get(columns_[_PLACE])
+                inputs[columns_[_PLACE]] = kept[1].action if kept is not None else None
         missing = [place for place, action in inputs.items() if action is None]
-        if missing:
-            for place, action in self.all("inputs", Ints(missing)):
-                inputs[place] = decoded = msgspec.msgpack.decode(action, type=Action)
-                self.keep(place, decoded)
-        return [decode_row((*c, None, None), known=inputs.get(c[_PLACE])) for c in result]
+        for place, action in self.all("inputs", Ints(missing)) if missing else ():
+            inputs[place] = msgspec.msgpack.decode(action, type=Action)
+        found: list[Row] = []
+        for columns_ in result:
+            known = inputs.get(columns_[_PLACE])
+            row = decode_row((*columns_[:_VERSION], None, None), known=known)
+            self._keep(columns_[_VERSION], row)
+            found.append(row)
+        return found
 
-    def keep(self, place: int, action: Action) -> None:
-        """Remember an input; it never changes."""
-        self._inputs[place] = action
-        if len(self._inputs) > _INPUTS_KEPT:
-            self._inputs.popitem(last=False)
+    def _keep(self, version: int, row: Row) -> None:
+        rows = self._rows
+        rows.pop(row.order, None)
+        if row.state is ActionState.ACKNOWLEDGED:
+            return
+        rows[row.order] = (
+            version,
+            row if row.completion is None else replace(row, completion=None),
+        )
+        if len(rows) > _ROWS_KEPT:
+            del rows[next(iter(rows))]
+
+    def held(self, found: Result) -> list[Row]:
+        """Return locked rows by place and version; reads those that are not as they were here."""
+        rows: dict[int, Row | None] = {}
+        for place, version in found:
+            kept = self._rows.get(place)
+            rows[place] = kept[1] if kept is not None and kept[0] == version else None
+        changed = [place for place, row in rows.items() if row is None]
+        for row in self.read(self.all("rows_at", Ints(changed))) if changed else ():
+            rows[row.order] = row
+        return [row for row in rows.values() if row is not None]
 
     def lock(self, name: str, *parameters: object) -> list[Row]:
         """Return the rows of a locking statement; ids drawn before are not used any more."""
         self._ids.clear()
         return self.read(self.all(name, *parameters))
+
+    def lock_rows(self, ids: Sequence[ActionId]) -> list[Row]:
+        """Lock the rows of known ids."""
+        self._ids.clear()
+        return self.held(self.all("lock_rows", Texts(ids)))
 
     def _many(self, name: str, kinds: str, rows: Sequence[Sequence[Any]]) -> None:
         if rows:
@@ -93,12 +158,12 @@ class PostgresStore(Session):
         """Add new rows."""
         self._many("insert", HOT_KINDS, [hot_columns(row) for row in rows])
         self._many("insert_input", "qb", [(row.order, encode(row.action)) for row in rows])
-        for row in rows:
-            self.keep(row.order, row.action)
+        self._written.update((row.order, row) for row in rows)
 
     def update(self, rows: Sequence[Row]) -> None:
         """Write the changed state of rows."""
         self._many("update", MUTABLE_KINDS, [mutable_columns(row) for row in rows])
+        self._written.update((row.order, row) for row in rows)
 
     def settle(self, rows: Sequence[Row]) -> None:
         """Add results."""
@@ -135,8 +200,15 @@ class PostgresStore(Session):
         return self.read(self.all("queued", *of_queue(queue), limit))
 
     def lock_queued(self, queue: Queue, after: tuple[int, int], limit: int) -> list[Row]:
-        """Lock what comes next in one queue, as far as no other gateway is giving it away."""
-        return self.lock("lock_queued", *of_queue(queue), *after, limit)
+        """Lock what comes next in one queue, as far as no other gateway is giving it away.
+
+        Their fences are drawn in the same go.
+        """
+        found, numbers = self.together(
+            (("lock_queued", (*of_queue(queue), *after, limit)), ("draw", (limit,)))
+        )
+        self.drawn(numbers)
+        return self.held(found)
 
     def parked(self, worker_class: str, run_id: RunId, limit: int) -> list[Row]:
         """Lock a run's earliest rows of a class that are parked for the caps."""
@@ -185,6 +257,7 @@ class PostgresStore(Session):
             for r in rows
         ]
         self._many("revive", "ddddq", times)
+        self._forget_rows()
         self._forget([row.order for row in rows], "bury_results", "bury_events")
 
     def drop_dead(self, rows: Sequence[Row]) -> None:
@@ -201,36 +274,52 @@ class PostgresStore(Session):
     def defer(self, until: float) -> None:
         """Let no started row be due before ``until``."""
         self.run("defer", (until,))
+        self._forget_rows()
+
+    def _forget_rows(self) -> None:
+        """Trust no row that this transaction may have changed by a rule."""
+        self._rows.clear()
+        self._rewritten = True
 
     # --- events
 
-    def lock_partitions(self, keys: Iterable[tuple[RunId, str]]) -> None:
-        """Make the numbers of these partitions' events rise in the order of commits.
+    def tell(self, events: Sequence[Told]) -> None:
+        """Add events; the server numbers them, under the locks of their partitions.
 
-        Whoever holds the lock draws, writes and commits before anybody else draws: an event that
+        Whoever holds a lock draws, writes and commits before anybody else draws: an event that
         commits later has a higher number, so ``events(after)`` passes none over.
         """
-        self._ids.clear()
+        self._told_ahead.clear()
+        keys = {(told.run_id, told.partition) for told in events}
         locks = sorted(partition_key(self.schema, key) for key in keys)
         self.run("lock_partitions", (Ints(locks),))
+        told = [
+            (
+                *(one.run_id, one.partition, one.kind.value, one.order),
+                *(one.action_id, one.rollout_id, one.detail),
+                encode(one.completion) if one.completion else None,
+            )
+            for one in events
+        ]
+        self.run("tell", (self.epoch << COUNTER_BITS, *columns("tttqtttb", told)))
 
-    def tell(self, events: Sequence[Told]) -> None:
-        """Add events; their partitions are locked."""
-        self._many(
-            "tell",
-            "qtttqtttb",
-            [
-                (
-                    *(told.event_id, told.run_id, told.partition, told.kind.value, told.order),
-                    *(told.action_id, told.rollout_id, told.detail),
-                    encode(told.completion) if told.completion else None,
-                )
-                for told in events
-            ],
-        )
+    def told_ahead(self, polls: Sequence[EventsRequest]) -> None:
+        """Read at once what these polls are going to ask for."""
+        asked: list[tuple[str, tuple[object, ...]]] = []
+        for poll in polls:
+            asked.append(("owner", (poll.run_id, poll.partition)))
+            asked.append(("told", (poll.run_id, poll.partition, poll.after, poll.limit)))
+        found = self.together(asked)
+        for owner in found[::2]:
+            self.own(owner)
+        self._told_ahead = {
+            one[1]: told for one, told in zip(asked[1::2], found[1::2], strict=True)
+        }
 
     def told(self, run_id: RunId, partition: str, after: int, limit: int) -> list[LedgerEvent]:
         """Return events in order."""
+        asked = (run_id, partition, after, limit)
+        found = self._told_ahead.pop(asked, None)
         return [
             LedgerEvent(
                 event_id=event_id,
@@ -240,14 +329,14 @@ class PostgresStore(Session):
                 completion=decode_completion(completion) if completion else None,
                 detail=detail,
             )
-            for event_id, kind, action_id, rollout_id, detail, completion in self.all(
-                "told", run_id, partition, after, limit
+            for event_id, kind, action_id, rollout_id, detail, completion in (
+                self.all("told", *asked) if found is None else found
             )
         ]
 
     def forget_passed(self, run_id: RunId, partition: str, upto: int) -> None:
         """Drop requeued and reclaimed events that the coordinator has seen."""
-        self.run("forget_passed", (run_id, partition, upto))
+        self._later.append(("forget_passed", (run_id, partition, upto)))
 
     def forget_late(self, ids: Sequence[int]) -> None:
         """Drop the events of these actions."""
