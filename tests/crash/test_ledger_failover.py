@@ -12,7 +12,7 @@ import pytest
 from stoker.broker.base import CompleteDisposition, Durability, JournalRequest, LedgerLimits
 from stoker.broker.client import connect, owner_pid
 from stoker.broker.spawn import Database
-from stoker.errors import LedgerFenced
+from stoker.errors import ConfigInvalid, LedgerFenced
 from stoker.model.action import Effect
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import WorkerId
@@ -61,7 +61,7 @@ async def harness_of(place: Path, server: Server, durability: Durability) -> Har
         place,
         role="test",
         durability=durability,
-        database=Database(server.url(), SCHEMA),
+        elsewhere=Database(server.url(), SCHEMA),
     )
     return harness
 
@@ -83,14 +83,14 @@ def test_a_synchronous_standby_that_takes_over_has_all_that_was_promised(
     servers: tuple[Server, Server], tmp_path: Path
 ) -> None:
     primary, standby = servers
-    ask(
-        primary,
-        "ALTER SYSTEM SET synchronous_standby_names = '*'",
-        "SELECT pg_reload_conf()",
-    )
+    named = "ALTER SYSTEM SET synchronous_standby_names"
+    ask(primary, f"{named} = 'FIRST 2 (*)'", "SELECT pg_reload_conf()")
 
     async def whole() -> None:
         async with asyncio.timeout(BOUND_SECONDS):
+            with pytest.raises(ConfigInvalid, match="1 of 2 synchronous standbys"):
+                await harness_of(tmp_path / "a", primary, Durability.REPLICATED)
+            ask(primary, f"{named} = '*'", "SELECT pg_reload_conf()")
             before = await harness_of(tmp_path / "a", primary, Durability.REPLICATED)
             await before.attach()
             await before.enroll()

@@ -75,7 +75,7 @@ async def harness_of(places: Path | tuple[Path, ...], database: Database) -> Har
     directory = places if isinstance(places, Path) else places[0]
     harness = Harness("gateway", directory, LedgerLimits())
     harness.ledger = await connect(
-        places, role="test", limits=harness.limits, idle_exit_seconds=5.0, database=database
+        places, role="test", limits=harness.limits, idle_exit_seconds=5.0, elsewhere=database
     )
     return harness
 
@@ -199,7 +199,7 @@ def test_a_gateway_whose_database_stays_away_ends_by_itself(places: tuple[Path, 
     database = Database(gone.url(), "stoker")
 
     async def whole() -> None:
-        client = await connect(places[0], role="test", idle_exit_seconds=3.0, database=database)
+        client = await connect(places[0], role="test", idle_exit_seconds=3.0, elsewhere=database)
         pid = owner_pid(places[0])
         assert pid is not None, "it lives while somebody is connected"
         descriptor = os.pidfd_open(pid)

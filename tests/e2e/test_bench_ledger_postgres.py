@@ -19,11 +19,13 @@ def test_the_postgres_bench_measures_every_figure_it_names(
         "gateway_cycles_per_second",
         "raw_sql_cycles_per_second",
         "gateway_vs_raw_postgres",
+        "cycles_vs_raw_postgres",
         "two_gateways_vs_one",
         "gateway_transitions_per_commit",
         "gateway_cpu_us_per_cycle",
         "churn_rate_end_vs_warm",
         "churn_size_end_vs_warm",
+        "churn_action_bytes_end_vs_warm",
     }
     assert figures["gateway_cycles_per_second"]["value"] > 0
     assert figures["gateway_transitions_per_commit"]["value"] > 5

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from stoker.broker.client import connect, owner_pid
-from stoker.broker.network import Address, Remote, make_key
+from stoker.broker.network import Address, Remote
 from stoker.broker.relay import Relay
-from stoker.broker.spawn import Database, OwnerSettings
+from stoker.broker.spawn import Database, OwnerSettings, make_key
 from stoker.cli.bench_ledger_load import Load
 from stoker.errors import ConfigInvalid
 from support.command import STOKER, lay_out, run_arguments, skip_reason, stoker, wait_until_quiet
@@ -93,7 +93,8 @@ def test_a_killed_gateway_under_load_costs_nothing(tmp_path: Path, key: Path, sc
             place.mkdir()
         remote = Remote(tuple([await relay.open(LOOPBACK, key) for relay in relays]), key)
         clients = [
-            await connect(tmp_path, role=role, remote=remote) for role in ("coordinator", "worker")
+            await connect(tmp_path, role=role, elsewhere=remote)
+            for role in ("coordinator", "worker")
         ]
         load = Load(clients[0], clients[1])
         await load.begin(16)

@@ -11,6 +11,7 @@ from stoker.broker.base import (
     Append,
     AppendBatch,
     Attach,
+    CompleteDisposition,
     CompleteRequest,
     Enroll,
     EventsRequest,
@@ -20,6 +21,7 @@ from stoker.broker.base import (
 from stoker.broker.postgres import connection
 from stoker.broker.postgres.connection import connect, migrate
 from stoker.broker.postgres.service import GatewayService
+from stoker.broker.postgres.time import FORGET_SECONDS
 from stoker.errors import ConfigInvalid
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import Fence
@@ -149,3 +151,34 @@ def test_two_processes_that_migrate_at_once_make_one_schema(schema: str) -> None
     with psycopg.connect(server().url().reveal()) as db:
         asked = f'SELECT count(*), max(number) FROM "{schema}".schema_version'
         assert db.execute(asked.encode()).fetchone() == (2, 2)
+
+
+def test_dead_incarnations_are_forgotten_a_day_later(
+    pair: tuple[GatewayService, GatewayService],
+) -> None:
+    keeper, _ = pair
+    ask(keeper, Enroll(worker_id=WORKER, name="w", slots={"fast": 1}))
+    found: list[set[str]] = []
+    for seconds in (3 * keeper.limits.lease_seconds, FORGET_SECONDS):
+        CLOCK.boot += seconds
+        keeper.begin([], CLOCK.now())
+        keeper.settle(CLOCK.now())
+        keeper.commit()
+        found.append(known_workers(keeper))
+    assert found == [{WORKER}, set()]
+
+
+def known_workers(gateway: GatewayService) -> set[str]:
+    return {found[0] for name in ("workers", "heartbeats") for found in gateway.store.all(name)}
+
+
+def test_a_row_that_another_gateway_changed_is_read_again(
+    pair: tuple[GatewayService, GatewayService],
+) -> None:
+    first, second = pair
+    fence, (mine, others) = begun(pair)
+    assert ask(second, mine).dispositions == (CompleteDisposition.OK,)
+    assert ask(first, mine).dispositions == (CompleteDisposition.ALREADY,)
+    assert ask(first, others).dispositions == (CompleteDisposition.OK,)
+    told = ask(second, EventsRequest(run_id=RUN, fence=fence)).events
+    assert [e.action_id for e in told] == [*ids(mine), *ids(others)]

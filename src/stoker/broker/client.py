@@ -69,27 +69,26 @@ async def connect(
     durability: Durability = Durability.POWER_SAFE,
     idle_exit_seconds: float = 60.0,
     spawn: bool = True,
-    database: Database | None = None,
-    remote: Remote | None = None,
+    elsewhere: Database | Remote | None = None,
 ) -> "LedgerClient":
     """Return a client of ``directory``'s ledger; starts its owner when none lives.
 
     An owner that already lives keeps the limits and durability it was started with; ask
-    ``capabilities``. ``spawn`` false: only use an owner that somebody else starts. ``database``: it
-    holds the ledger, and what is started is a gateway to it. Several directories: gateways to one
-    ledger; when one does not answer, the next is asked. ``remote``: gateways on other machines,
-    asked instead of ``directory``; nothing is started.
+    ``capabilities``. ``spawn`` false: only use an owner that somebody else starts. Several
+    directories: gateways to one ledger; when one does not answer, the next is asked. ``elsewhere``:
+    a database that holds the ledger, so that what is started is a gateway to it; or gateways on
+    other machines, asked instead of ``directory``: then nothing is started.
 
     Raises:
-        ConfigInvalid: the key of ``remote`` cannot be used, or its gateways have another.
+        ConfigInvalid: the key of ``elsewhere`` cannot be used, or its gateways have another.
         RunDirectoryUnusable: the directory cannot hold a ledger.
         LedgerTooNew: a newer Stoker made it.
         LedgerUnavailable: no owner answered within ``RECONNECT_SECONDS``.
     **Cancellation:** nothing is left behind but perhaps an idle owner, which ends by itself.
     """
     directories = directory if isinstance(directory, tuple) else (directory,)
-    if remote is not None:
-        return await _opened(LedgerClient(remote.addresses, role, None, remote.context()))
+    if isinstance(elsewhere, Remote):
+        return await _opened(LedgerClient(elsewhere.addresses, role, None, elsewhere.context()))
     for one in directories if spawn else ():
         check_directory(one)
         check_version(one / DATABASE)
@@ -97,7 +96,7 @@ async def connect(
         limits=limits or LedgerLimits(),
         durability=durability,
         idle_exit_seconds=idle_exit_seconds,
-        database=database or known_database(directories[0]),
+        database=elsewhere or known_database(directories[0]),
     )
     return await _opened(LedgerClient(directories, role, settings if spawn else None))
 

@@ -15,7 +15,7 @@ import msgspec
 
 from stoker.broker.client import LedgerClient
 from stoker.broker.operating import CopyRequest
-from stoker.broker.place import DATABASE, take_lock
+from stoker.broker.place import DATABASE, DATABASE_ADDRESS, take_lock
 from stoker.broker.schema import check_version
 from stoker.broker.store_sqlite_files import read_meta
 from stoker.errors import RunDirectoryUnusable
@@ -42,6 +42,11 @@ async def copy_database(directory: Path, target: Path) -> None:
     **Cancellation:** a part of ``target`` is left behind. **Durability:** none; see ``mark``.
     """
     database = directory / DATABASE
+    if (directory / DATABASE_ADDRESS).exists():
+        raise RunDirectoryUnusable(
+            f"the ledger of {directory} lies in PostgreSQL; nothing was copied; use pg_dump or "
+            "pg_basebackup"
+        )
     if not database.exists():
         raise RunDirectoryUnusable(f"there is no ledger in {directory}; nothing was copied")
     check_version(database)

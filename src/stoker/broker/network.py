@@ -8,7 +8,6 @@ trust nothing but it. The file is the whole identity, so it must be readable by 
 import os
 import ssl
 import stat
-import subprocess
 from pathlib import Path
 
 import msgspec
@@ -17,10 +16,6 @@ from stoker.config.tree import LedgerSettings
 from stoker.errors import ConfigInvalid
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_MAKE_KEY = (
-    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-    *("-nodes", "-days", "36500", "-subj", "/CN=stoker-ledger"),
-)
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -95,30 +90,3 @@ def _context(key: Path, side: "ssl._SSLMethod") -> ssl.SSLContext:
             "started; make one with `stoker gateway --new-key FILE` and copy it to every machine"
         ) from None
     return context
-
-
-def make_key(file: Path) -> None:
-    """Write a new gateway key, readable by its owner alone; an existing file is left alone.
-
-    Raises:
-        ConfigInvalid: there is one already, or no ``openssl`` to make it with.
-    """
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigInvalid(f"{file} was not written: {error.strerror}") from None
-    with os.fdopen(descriptor, "wb") as made:
-        try:
-            done = subprocess.run(  # noqa: S603 - fixed words
-                [*_MAKE_KEY, "-keyout", "-", "-out", "-"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                check=True,
-            )
-        except (OSError, subprocess.CalledProcessError) as error:
-            file.unlink()
-            raise ConfigInvalid(
-                f"openssl could not make a gateway key ({error}); nothing was written; install "
-                "openssl, or make the key on a machine that has it and copy it"
-            ) from None
-        made.write(done.stdout)

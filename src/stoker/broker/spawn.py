@@ -1,6 +1,7 @@
-"""Starting an owner process. The one place of this room that starts a process."""
+"""Starting an owner process, and making keys. The one place of this room that starts a process."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,6 +17,10 @@ from stoker.errors import ConfigInvalid, LedgerUnavailable
 _START_SECONDS = 20.0
 _REFUSED = 2
 """Exit status of a gateway whose database cannot hold the ledger; it has said why."""
+_MAKE_KEY = (
+    *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+    *("-nodes", "-days", "36500", "-subj", "/CN=stoker-ledger"),
+)
 
 
 class Database(msgspec.Struct, frozen=True):
@@ -109,3 +114,30 @@ def published_socket(directory: Path) -> Path | None:
         return Path((directory / SOCKET_PATH).read_bytes().decode("utf-8", "surrogateescape"))
     except FileNotFoundError:
         return None
+
+
+def make_key(file: Path) -> None:
+    """Write a new gateway key, readable by its owner alone; an existing file is left alone.
+
+    Raises:
+        ConfigInvalid: there is one already, or no ``openssl`` to make it with.
+    """
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigInvalid(f"{file} was not written: {error.strerror}") from None
+    with os.fdopen(descriptor, "wb") as made:
+        try:
+            done = subprocess.run(  # noqa: S603 - fixed words
+                [*_MAKE_KEY, "-keyout", "-", "-out", "-"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=True,
+            )
+        except (OSError, subprocess.CalledProcessError) as error:
+            file.unlink()
+            raise ConfigInvalid(
+                f"openssl could not make a gateway key ({error}); nothing was written; install "
+                "openssl, or make the key on a machine that has it and copy it"
+            ) from None
+        made.write(done.stdout)

@@ -4,7 +4,7 @@ Same load as the embedded ledger's bench (``bench_ledger_load``), through real g
 The floor is ``testing.raw_sql``; both in turn, round by round. Two gateways, each with its own
 coordinator and worker, are compared with one; how much CPU a cycle costs where says what more cores
 would give. Churn: one ledger under load for a while, its rate and size at the end against those
-after a warm-up.
+after a warm-up. The embedded engine stands beside the same floor.
 """
 
 import asyncio
@@ -42,6 +42,7 @@ _LIMITS = LedgerLimits(
 _SIZE = """SELECT sum(pg_total_relation_size(c.oid))::bigint FROM pg_class c
 WHERE c.relnamespace = %s::regnamespace AND c.relkind = 'r'
     AND c.relname NOT IN ('journal', 'rollout', 'action')"""
+_KEPT = "SELECT pg_total_relation_size(%s::regclass)"
 
 Say = Callable[[str], object]
 
@@ -52,6 +53,7 @@ class Rounds(msgspec.Struct):
     ours: list[float] = []
     raw: list[float] = []
     two: list[float] = []
+    embedded: list[float] = []
     per_commit: list[float] = []
     cpu_us: list[float] = []
 
@@ -66,12 +68,14 @@ def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
             say(f"bench ledger: round {number + 1} of {runs} …")
             probe.sample()
             rounds.raw.append(_raw_rate(url))
+            asyncio.run(_embedded(place / f"{number}-embedded", rounds))
             asyncio.run(_round(place / str(number), url, rounds))
         say("bench ledger: churn …")
-        rate, size = asyncio.run(_churn(place / "churn", url))
+        rate, size, kept_size = asyncio.run(_churn(place / "churn", url))
         probe.sample()
         syncs = probe.median_ms()
     ratios = [ours / raw for ours, raw in zip(rounds.ours, rounds.raw, strict=True)]
+    embedded = [ours / raw for ours, raw in zip(rounds.embedded, rounds.raw, strict=True)]
     twos = [two / ours for two, ours in zip(rounds.two, rounds.ours, strict=True)]
     return {
         "bench": "ledger",
@@ -80,11 +84,13 @@ def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
             "gateway_cycles_per_second": figure(rounds.ours, "1/s", None),
             "raw_sql_cycles_per_second": figure(rounds.raw, "1/s", None),
             "gateway_vs_raw_postgres": figure(ratios, "ratio", 0.8),
+            "cycles_vs_raw_postgres": figure(embedded, "ratio", 1.2),
             "two_gateways_vs_one": figure(twos, "ratio", 1.6),
             "gateway_transitions_per_commit": figure(rounds.per_commit, "", 200.0),
             "gateway_cpu_us_per_cycle": figure(rounds.cpu_us, "us", None),
             "churn_rate_end_vs_warm": figure([rate], "ratio", 0.9),
-            "churn_size_end_vs_warm": figure([size], "ratio", None),
+            "churn_size_end_vs_warm": figure([size], "ratio", 1.1),
+            "churn_action_bytes_end_vs_warm": figure([kept_size], "ratio", 1.1),
         },
         "notes": {},
     }
@@ -112,6 +118,12 @@ def _raw_rate(url: Secret) -> float:
         return CYCLES / (clock.monotonic() - began)
 
 
+async def _embedded(place: Path, rounds: Rounds) -> None:
+    async with _gateway(place, None, "0") as load:
+        await load.cycles(OUTSTANDING * 4, OUTSTANDING)
+        rounds.embedded.append((await load.cycles(CYCLES, OUTSTANDING)).rate)
+
+
 async def _round(place: Path, url: Secret, rounds: Rounds) -> None:
     with _schema(url) as (_, name):
         database = Database(url, name)
@@ -134,23 +146,26 @@ async def _round(place: Path, url: Secret, rounds: Rounds) -> None:
                 rounds.two.append(2 * CYCLES / max(m.seconds for m in both))
 
 
-async def _churn(place: Path, url: Secret) -> tuple[float, float]:
-    """Return rate and size at the end ÷ after a warm-up; rows kept for ever do not count."""
+async def _churn(place: Path, url: Secret) -> tuple[float, float, float]:
+    """Return rate, size of what ends, and bytes for each action, at the end ÷ after a warm-up."""
     with _schema(url) as (db, name):
         async with _gateway(place, Database(url, name), "a") as load:
-            rates, sizes = [], []
-            for _ in range(CHURN_BATCHES):
+            rates, sizes, kept = [], [], []
+            for number in range(1, CHURN_BATCHES + 1):
                 rates.append((await load.cycles(CYCLES // 2, OUTSTANDING)).rate)
                 sizes.append(db.execute(_SIZE, (name,)).fetchall()[0][0])
+                kept.append(db.execute(_KEPT, (f'"{name}".action',)).fetchall()[0][0] / number)
             warm = CHURN_BATCHES // 4
             rate = statistics.median(rates[-warm:]) / statistics.median(rates[warm : 2 * warm])
-            return rate, float(sizes[-1] / sizes[2 * warm - 1])
+            before = 2 * warm - 1
+            return rate, float(sizes[-1] / sizes[before]), float(kept[-1] / kept[before])
 
 
 @contextlib.asynccontextmanager
-async def _gateway(place: Path, database: Database, partition: str) -> AsyncIterator[Load]:
+async def _gateway(place: Path, database: Database | None, partition: str) -> AsyncIterator[Load]:
+    """Yield a load through a gateway of its own, or through an embedded ledger."""
     clients = [
-        await connect(place, role=role, limits=_LIMITS, database=database)
+        await connect(place, role=role, limits=_LIMITS, elsewhere=database)
         for role in ("coordinator", "worker")
     ]
     try:

@@ -50,9 +50,10 @@ def gateway(
       2    no key, or key, address or settings cannot be used; nothing was started
       130  interrupted before it had begun
     """
-    from stoker.broker.network import make_key, parse_address
+    from stoker.broker.network import parse_address
     from stoker.broker.place import check_directory
     from stoker.broker.relay import Relay
+    from stoker.broker.spawn import make_key
     from stoker.errors import ConfigInvalid
 
     if new_key is not None:

@@ -92,10 +92,12 @@ def check(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
         write_json(found)
         return EXIT_UNSOUND if found.problems else 0
     console = answers()
+    rows = f"{found.actions} rows in {size(found.database_bytes)} (schema {found.schema_version})"
+    if not found.schema_version:
+        rows = "rows lie in PostgreSQL (for them: pg_amcheck)"
     console.print(
         f"{found.rollouts} rollouts ({found.finished} finished), {found.entries} journal entries, "
-        f"{found.outstanding} actions outstanding; {found.actions} rows in "
-        f"{size(found.database_bytes)} (schema {found.schema_version}), "
+        f"{found.outstanding} actions outstanding; {rows}, "
         f"{counted(found.artifacts, 'artifact')} of {size(found.artifact_bytes)}; "
         f"{counted(len(found.problems), 'problem')}",
         soft_wrap=True,

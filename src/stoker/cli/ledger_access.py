@@ -38,7 +38,7 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[LedgerClient]:
         limits=limits_of(settings, workers),
         durability=Durability(settings.durability),
         idle_exit_seconds=_IDLE_EXIT_SECONDS,
-        remote=remote_of(settings),
+        elsewhere=remote_of(settings),
     )
     try:
         yield ledger

@@ -5,6 +5,8 @@ the file itself and the invariants of its rows (``broker.checking``), then what 
 relies on: entries decode, the first admits this rollout, calls are issued once and answered once,
 nothing follows the outcome, an action that was issued and not answered is still there (I1). Last,
 all content that journals and rows name by digest is read in the artifact store.
+
+A ledger in PostgreSQL is asked for its journals; its rows are for the server's own tools.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,12 +16,12 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from stoker.broker.base import ActionsRequest, JournalRequest, Ledger, RolloutSummary
-from stoker.broker.checking import check_database, value_problems
+from stoker.broker.checking import DatabaseChecked, check_database, value_problems
 from stoker.broker.copying import copy_database
 from stoker.broker.memory import MemoryLedger
-from stoker.broker.place import DATABASE
+from stoker.broker.place import DATABASE, DATABASE_ADDRESS
 from stoker.broker.store_sqlite import SqliteStore
-from stoker.cli.ledger_access import all_rollouts
+from stoker.cli.ledger_access import all_rollouts, ledger_of
 from stoker.coordinator.record import RunDirectory
 from stoker.errors import ArtifactDamaged
 from stoker.journal.artifacts import ArtifactStore
@@ -52,6 +54,7 @@ class CheckedRun(msgspec.Struct, frozen=True, kw_only=True):
     """A run's ledger and its journals."""
 
     schema_version: int
+    """0: the rows lie in PostgreSQL and were not looked at, nor counted."""
     lineage: str
     database_bytes: int
     actions: int
@@ -73,8 +76,11 @@ async def check_run(run: RunDirectory) -> CheckedRun:
     Raises:
         RunDirectoryUnusable: there is no ledger, or no room beside it for a copy.
         LedgerTooNew: a newer Stoker made it.
+        LedgerUnavailable: it lies in PostgreSQL and cannot be reached.
     **Cancellation:** nothing is left behind.
     """
+    if not (run.ledger / DATABASE).exists() and _elsewhere(run):
+        return await _check_elsewhere(run)
     with TemporaryDirectory(prefix=".check-", dir=run.path) as draft:
         copy = Path(draft) / DATABASE
         await copy_database(run.ledger, copy)
@@ -83,6 +89,23 @@ async def check_run(run: RunDirectory) -> CheckedRun:
         damaged = any(problem.startswith("file: ") for problem in rows.problems)
         if not damaged:  # the journals of a damaged file would only be damaged in other words
             journals = await _journals(copy, run.record.run_id, rows.values)
+    return _checked(run, rows, journals)
+
+
+def _elsewhere(run: RunDirectory) -> bool:
+    settings = run.record.settings.get("ledger", {})
+    return bool(settings.get("gateways")) or (run.ledger / DATABASE_ADDRESS).exists()
+
+
+async def _check_elsewhere(run: RunDirectory) -> CheckedRun:
+    rows = DatabaseChecked()
+    async with ledger_of(run) as ledger:
+        rows.lineage = (await ledger.capabilities()).lineage
+        journals = await check(ledger, run.record.run_id, rows.values)
+    return _checked(run, rows, journals)
+
+
+def _checked(run: RunDirectory, rows: DatabaseChecked, journals: Checked) -> CheckedRun:
     missing = [*_content(ArtifactStore(run.artifacts), rows.values)]
     return CheckedRun(
         schema_version=rows.schema_version,

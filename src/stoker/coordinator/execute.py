@@ -250,8 +250,7 @@ class _Execution:
             limits=limits_of(settings, self._settings.workers),
             durability=Durability(settings.durability),
             idle_exit_seconds=settings.idle_exit,
-            database=database_of(settings),
-            remote=remote_of(settings),
+            elsewhere=remote_of(settings) or database_of(settings),
         )
         self._stack.push_async_callback(self._end_owner, run.ledger)
         self._stack.push_async_callback(ledger.close)

@@ -48,7 +48,7 @@ async def open_ledger(run_directory: Path) -> AsyncIterator[Ledger]:
         limits=limits_of(settings.ledger, settings.workers),
         durability=Durability(settings.ledger.durability),
         idle_exit_seconds=settings.ledger.idle_exit,
-        remote=remote_of(settings.ledger),
+        elsewhere=remote_of(settings.ledger),
     )
     try:
         yield ledger

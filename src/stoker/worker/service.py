@@ -174,8 +174,7 @@ class Service:
             limits=limits_of(ledger, self._settings.workers),
             durability=Durability(ledger.durability),
             idle_exit_seconds=ledger.idle_exit,
-            database=database_of(ledger),
-            remote=remote_of(ledger),
+            elsewhere=remote_of(ledger) or database_of(ledger),
         )
 
     def _assemble(

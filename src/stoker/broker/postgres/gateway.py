@@ -26,6 +26,7 @@ from stoker.broker.postgres.connection import connect, migrate
 from stoker.broker.postgres.promises import verify
 from stoker.broker.postgres.service import GatewayService
 from stoker.broker.postgres.store import PostgresStore
+from stoker.broker.postgres.sweeper import Sweeper
 from stoker.broker.postgres.time import ServerClock
 from stoker.broker.server import Server
 from stoker.broker.spawn import Database
@@ -76,7 +77,7 @@ class Gateway:
             here = machine.monotonic()
             while not self._stopping:
                 try:
-                    service, clock, bell = self._open()
+                    service, clock, bell, sweeper = self._open()
                 except (LedgerUnavailable, StorageLost, StorageConflict) as error:
                     if machine.monotonic() - here > self._idle_exit:
                         return  # whoever still needs it starts another
@@ -88,6 +89,7 @@ class Gateway:
                     Exchange(service), listener.dup(), clock, self._idle_exit
                 )
                 server.watch(bell.fileno(), bell.listen)
+                server.watch(sweeper.fileno(), sweeper.listen)
                 try:
                     if not self._stopping:
                         server.serve()
@@ -102,8 +104,9 @@ class Gateway:
                     server.close()
                     service.close()
                     bell.close()
+                    sweeper.close()
 
-    def _open(self) -> tuple[GatewayService, ServerClock, Bell]:
+    def _open(self) -> tuple[GatewayService, ServerClock, Bell, Sweeper]:
         database, clock = self._database, ServerClock()
         db = connect(database.url, database.schema)
         verify(db, self._durability)
@@ -114,7 +117,9 @@ class Gateway:
         service.open(clock.now(), boot_id="", lineage=fresh_id("lin_"))
         bell = Bell(connect(database.url, database.schema), store.key, service.wake)
         service.rings(bell.ring)
-        return service, clock, bell
+        sweeper = Sweeper(connect(database.url, database.schema))
+        service.sweeps(sweeper.sweep)
+        return service, clock, bell, sweeper
 
 
 def main() -> int:

@@ -1,15 +1,24 @@
 """What a server's settings promise, checked before anybody is told that something is durable."""
 
+import re
+import select
 from typing import NamedTuple
 
 from stoker.broker.base import Durability
 from stoker.broker.postgres.connection import Db
-from stoker.errors import ConfigInvalid
+from stoker.errors import ConfigInvalid, LedgerUnavailable
 
 _LONG = """
 SELECT count(*), coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
 FROM pg_stat_activity
 WHERE xact_start < clock_timestamp() - interval '5 minutes' AND backend_type = 'client backend'"""
+
+_STANDBYS = """
+SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')),
+    count(*) FILTER (WHERE sync_state IS NULL)
+FROM pg_stat_replication"""
+_STANDBY_LOOKS, _STANDBY_SECONDS = 30, 0.1
+_NEEDED = re.compile(r"\s*(?:FIRST|ANY)?\s*(\d+)\s*\(", re.IGNORECASE)
 
 
 class Settings(NamedTuple):
@@ -37,6 +46,7 @@ def verify(db: Db, asked: Durability) -> None:
 
     Raises:
         ConfigInvalid: the server's settings cannot keep the promise; says which and what to do.
+        LedgerUnavailable: synchronous standbys are named and not there: commits would never end.
     """
     found = settings_of(db)
     if asked is not Durability.PROCESS_SAFE:
@@ -53,8 +63,38 @@ def verify(db: Db, asked: Durability) -> None:
             "standby; nothing was started; set synchronous_standby_names, or ledger.durability = "
             "power-safe"
         )
+    if asked is Durability.REPLICATED:
+        _await_standbys(db, found.standbys)
     if found.synchronous_commit != "remote_apply":
         db.execute("SELECT set_config('synchronous_commit', 'on', false)")
+
+
+def _await_standbys(db: Db, named: str) -> None:
+    """Return when they are connected; one that was just named or started takes a moment."""
+    for _ in range(_STANDBY_LOOKS):
+        if not (missing := _missing_standbys(db, named)):
+            return
+        select.select([], [], [], _STANDBY_SECONDS)
+    raise LedgerUnavailable(missing)
+
+
+def _missing_standbys(db: Db, named: str) -> str:
+    """Return what is wrong with the synchronous standbys that are connected now, or nothing."""
+    needed = _NEEDED.match(named)
+    wanted = int(needed[1]) if needed else 1
+    [(connected, hidden)] = db.execute(_STANDBYS).fetchall()
+    if connected >= wanted:
+        return ""
+    if hidden:
+        return (
+            "the ledger is to be replicated, and this user may not see which standbys are "
+            "connected; nothing was started; GRANT pg_read_all_stats to it"
+        )
+    return (
+        f"the ledger is to be replicated, and {connected} of {wanted} synchronous standbys "
+        f"({named.strip()}) are connected: commits would wait for the others without end; nothing "
+        "was started; start them, or set ledger.durability = power-safe"
+    )
 
 
 def advice(db: Db) -> tuple[str, ...]:
@@ -66,6 +106,9 @@ def advice(db: Db) -> tuple[str, ...]:
             f"{long} transactions have been open for up to {oldest / 60:.0f} minutes on this "
             "server: nothing that died since can be vacuumed, and leasing slows down; end them"
         )
-    if settings_of(db).autovacuum != "on":
+    settings = settings_of(db)
+    if settings.standbys.strip() and (missing := _missing_standbys(db, settings.standbys)):
+        said.append(missing.replace("nothing was started; ", ""))
+    if settings.autovacuum != "on":
         said.append("autovacuum is off: the ledger's tables grow without end; set autovacuum = on")
     return tuple(said)

@@ -30,6 +30,7 @@ from stoker.broker.postgres.books import GROUP_MAX, GroupBooks, ahead
 from stoker.broker.postgres.needs import Needs
 from stoker.broker.postgres.session import Result
 from stoker.broker.postgres.store import PostgresStore
+from stoker.broker.postgres.sweeper import SWEEP_ROWS
 from stoker.broker.postgres.time import TICK_SECONDS, KeptTime, ServerClock
 from stoker.broker.service import LedgerService, epochs_passed
 from stoker.broker.store import Meta
@@ -73,6 +74,7 @@ class GatewayService(LedgerService):
         self._handling: GroupBooks | None = None
         self._begun_at = self._seqs
         self._ring: Callable[[], None] | None = None
+        self._sweep: Callable[[], None] | None = None
         self._gateways = 1
         self._verbs[HeartbeatRequest] = self._heartbeat
         self._verbs[ActionsRequest] = lambda r, _now: self._actions(r)
@@ -160,6 +162,10 @@ class GatewayService(LedgerService):
     def rings(self, ring: Callable[[], None]) -> None:
         """Have ``ring`` called after a commit that may answer polls at other gateways."""
         self._ring = ring
+
+    def sweeps(self, sweep: Callable[[], None]) -> None:
+        """Have ``sweep`` called after commits by which many rows have ended."""
+        self._sweep = sweep
 
     def leave(self) -> None:
         """Say that this gateway ends."""
@@ -254,6 +260,9 @@ class GatewayService(LedgerService):
         before, self._seqs, self._handling = self._begun_at, self._now_seqs(), None
         if self._ring is not None and self._gateways > 1 and self._seqs != before:
             self._ring()
+        if self._sweep is not None and self._store.ended >= SWEEP_ROWS:
+            self._store.ended = 0
+            self._sweep()
         if books.next_due is not None:
             self._next_due = min(books.next_due, self._next_due or books.next_due)
 

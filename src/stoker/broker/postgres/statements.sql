@@ -67,8 +67,15 @@ WHERE h.worker_id = v.worker_id;
 -- name: forgive
 UPDATE heartbeat SET seen = %s WHERE lost = 0 AND seen < %s;
 -- name: expect_enrolled
-INSERT INTO heartbeat SELECT worker_id, %s::float8, 0, NULL, 0 FROM worker WHERE ended = 0
+INSERT INTO heartbeat SELECT worker_id, %s::float8, 0, NULL, ended FROM worker
 ON CONFLICT (worker_id) DO NOTHING;
+-- name: forget_workers
+-- What was in their hands or theirs alone was decided when they were lost.
+WITH gone AS (
+    SELECT worker_id FROM heartbeat WHERE lost = 1 AND seen < %s
+    ORDER BY worker_id LIMIT %s FOR UPDATE SKIP LOCKED
+), names AS (DELETE FROM worker USING gone WHERE worker.worker_id = gone.worker_id)
+DELETE FROM heartbeat USING gone WHERE heartbeat.worker_id = gone.worker_id;
 -- name: expect_bearers
 INSERT INTO heartbeat SELECT DISTINCT w, %s::float8, 0::float8, NULL::bytea, 0::smallint FROM (
     SELECT worker AS w FROM action WHERE fence <> 0

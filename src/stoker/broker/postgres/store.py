@@ -57,6 +57,8 @@ class PostgresStore(Session):
     def __init__(self, db: Db, schema: str) -> None:
         super().__init__(db, schema)
         self.counters: Result = []
+        self.ended = 0
+        """Rows buried since somebody set this to nought."""
         self._owners: dict[tuple[RunId, str], Owner] = {}
         self._rows: dict[int, tuple[int, Row]] = {}
         """By place: the version that was read or written last, and what it holds."""
@@ -171,6 +173,7 @@ class PostgresStore(Session):
 
     def bury(self, rows: Sequence[Row]) -> None:
         """Drop input, result and told events; dead letters keep input and result."""
+        self.ended += len(rows)
         gone = [row.order for row in rows if row.settled_status is not CompletionStatus.DEAD]
         self._forget(gone, "bury_inputs", "bury_results")
         self._forget([row.order for row in rows], "bury_events")

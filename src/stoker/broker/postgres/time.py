@@ -15,6 +15,9 @@ from stoker.seams.clock import Clock, Instant, SystemClock
 
 TICK_SECONDS = 1.0
 """How often the keeper looks, and how long a wake-up that was lost with a gateway can delay."""
+FORGET_SECONDS = 86_400.0
+"""How long a lost incarnation is kept; one that comes back by then is told that it ended."""
+_FORGET_BATCH = 1000
 _DUE_BATCH = 1000
 
 
@@ -58,6 +61,7 @@ class KeptTime(Expiry):
                     record, f"its worker was silent for {now.boot - record.seen:.1f} s"
                 )
         books.flush()
+        books.store.run("forget_workers", (now.boot - FORGET_SECONDS, _FORGET_BATCH))
         while due := books.store.due(now.boot, _DUE_BATCH):
             for row in books.current(due):
                 books.apply(row, expire(row))
