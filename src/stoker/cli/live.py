@@ -178,6 +178,8 @@ def _lane_state(lane: LaneView) -> Text:
     text.append(f"  {lane.running}/{lane.window} running  {lane.ready} ready  {lane.calls} calls")
     if lane.retries:
         text.append(f"  {lane.retries} retried", "yellow")
+    if lane.paused:
+        text.append("  held for a weight update", "yellow")
     return text
 
 

@@ -64,6 +64,7 @@ class Lane:
         self._meter = LaneMeter(clock)
         self._device_tokens_before = self._device_tokens()
         self.wanted = asyncio.Event()
+        self._idle = asyncio.Event()
         self._settle()
 
     async def generate(self, request: GenerateRequest, order: tuple[int, ...]) -> Generation:
@@ -111,6 +112,10 @@ class Lane:
         self._settle()
         self._paused = False
         self._settle()
+
+    async def until_idle(self) -> None:
+        """Return once no call is on a replica or about to be; pause first, or that may be never."""
+        await self._idle.wait()
 
     def room(self) -> int:
         """Return how many calls could be issued now: free windows of replicas that are well."""
@@ -295,6 +300,10 @@ class Lane:
             self._meter.issued += 1
             self._meter.wait_seconds += now - first.since
             first.granted.set_result(replica.index)
+        if self._running + self._granted:
+            self._idle.clear()
+        else:
+            self._idle.set()
         if not self._ready and self.room() > 0:
             self.wanted.set()
         else:

@@ -158,6 +158,7 @@ def _lane_view(lane: LaneFigures) -> LaneView:
         calls=lane.calls,
         tokens=lane.tokens,
         retries=lane.retries,
+        paused=lane.paused,
     )
 
 

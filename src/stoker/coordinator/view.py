@@ -30,6 +30,8 @@ class LaneView(msgspec.Struct, frozen=True, kw_only=True):
     calls: int
     tokens: int
     retries: int
+    paused: bool = False
+    """New calls are held for a weight update."""
 
 
 class ClassView(msgspec.Struct, frozen=True, kw_only=True):

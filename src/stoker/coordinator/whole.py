@@ -88,4 +88,5 @@ def _lane(lanes: Sequence[LaneView]) -> LaneView:
         calls=sum(lane.calls for lane in lanes),
         tokens=sum(lane.tokens for lane in lanes),
         retries=sum(lane.retries for lane in lanes),
+        paused=any(lane.paused for lane in lanes),
     )

@@ -4,7 +4,8 @@ A replica takes up to ``window`` calls at once and batches them itself. Waiting 
 lane's business, never the model's.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -99,6 +100,27 @@ class Pausing(Protocol):
         """Call ``paused`` when the last working replica pauses, ``resumed`` when one works again.
 
         Called at once when that is so already.
+        """
+        ...
+
+
+Weights = str | Path | Callable[[], Awaitable[None]]
+"""Where new weights lie, or what loads them while the model is held."""
+
+
+@runtime_checkable
+class Updating(Protocol):
+    """A model that takes new weights under way."""
+
+    async def take_policy(self, version: int, weights: Weights) -> None:
+        """Sample by ``weights`` from now on and stamp tokens with ``version``.
+
+        Calls in flight are held, or go on, and finish under the new weights; their spans say so
+        where the engine does.
+
+        Raises:
+            ConfigInvalid: it cannot take them so; nothing has changed.
+            ModelUnavailable: a server cannot be reached; calls go on under what it serves.
         """
         ...
 

@@ -8,9 +8,9 @@ trainer would otherwise be fed shifted arrays; what it raises is the model's fai
 
 from collections.abc import Awaitable, Callable
 
-from stoker.errors import ModelUnavailable, StokerError
+from stoker.errors import ConfigInvalid, ModelUnavailable, StokerError
 from stoker.inference.account import CallAccount
-from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
+from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo, Weights
 from stoker.model.generation import GenerateRequest, Generation, LogprobKind
 
 Generate = Callable[[GenerateRequest], Awaitable[Generation]]
@@ -106,6 +106,26 @@ class CallableModel:
         """Issue calls again."""
         self._is_paused = False
         self._resumed()
+
+    async def take_policy(self, version: int, weights: Weights) -> None:
+        """Let the owner's function load ``weights``; new calls are held, those in flight go on.
+
+        Raises:
+            ConfigInvalid: ``weights`` is a place: only the owner can load into its engine.
+
+        What the function raises is raised again. The owner stamps spans with ``version``.
+        """
+        del version
+        if not callable(weights):
+            raise ConfigInvalid(
+                f"the model {self._info.name} is an engine of this process: give "
+                "publish_policy the function that loads weights, not a place; nothing was loaded"
+            )
+        self.pause()
+        try:
+            await weights()
+        finally:
+            self.resume()
 
     async def close(self) -> None:
         """Nothing to let go of: the engine is the owner's."""

@@ -16,11 +16,12 @@ from stoker.broker.base import JournalRequest
 from stoker.coordinator.execute import execute
 from stoker.coordinator.feed import TrainingState
 from stoker.coordinator.groups import LengthBias
+from stoker.coordinator.publishing import Mode, publish
 from stoker.coordinator.request import Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.trainer import Serving, TrainerSeat
 from stoker.errors import DeliveryUnknown, GroupMixed, StateRefused
 from stoker.export.rows import RunFacts
-from stoker.inference.base import Model
+from stoker.inference.base import Model, Weights
 from stoker.model.events import JournalEvent, decode_event
 from stoker.model.ids import GroupId, RolloutId, RunId
 from stoker.training.groups import Group, GroupReader
@@ -31,6 +32,7 @@ class Run:
 
     def __init__(self, serving: Serving, seat: TrainerSeat) -> None:
         record = serving.run.record
+        self._serving = serving
         self._parts = serving.coordinator.parts
         self._keeper = serving.coordinator.keeper
         self._feed = seat.feed
@@ -124,6 +126,29 @@ class Run:
     def policy_version(self) -> int | None:
         """The version published last on the line that holds; ``None``: none was."""
         return self._feed.policy_version
+
+    async def publish_policy(
+        self, version: int, mode: Mode = "keep", *, weights: Weights | None = None
+    ) -> None:
+        """Make ``version`` the policy: tokens sampled from now on carry it.
+
+        ``weights``: a folder (on the servers' disks; ``torch:`` on this one), or a function that
+        loads them while the servers are held; ``None``: whoever owns the engine has loaded them,
+        or another run of the same servers. ``mode`` is what happens to calls in flight: ``keep``
+        lets them finish under the new weights, their first tokens kept; ``drain`` answers them
+        first; ``abort`` asks them again from the start of their turn. Rollouts with tokens more
+        than ``training.staleness_max`` publications old are truncated, with that reason.
+
+        Raises:
+            BadInput: the number was used before, or the mode is none.
+            ConfigInvalid: the model cannot take weights so.
+            ModelUnavailable: a server cannot be reached; publish the same version again.
+
+        **Durability:** the publication is on disk before any weight changes.
+        **Cancellation:** calls go on; publish the same version again.
+        """
+        coordinator, model = self._serving.coordinator, self._serving.model
+        await publish(coordinator, self._feed, model, version, mode=mode, weights=weights)
 
     def length_bias(self) -> LengthBias:
         """Return what cutting stragglers off has cost, since this coordinator began."""

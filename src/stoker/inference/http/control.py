@@ -69,9 +69,30 @@ async def reload(replicas: Sequence[Replica], version: str, folder: str | None) 
     await _each(replicas, one)
 
 
+async def rename(replicas: Sequence[Replica], version: str) -> None:
+    """Name weights that somebody else has loaded, and drop cached prefixes of the old ones.
+
+    Raises as ``pause``. SGLang names weights only as it loads them: its own route must have said
+    ``weight_version``; its cache is flushed here all the same.
+    """
+
+    async def one(replica: Replica) -> None:
+        if replica.offer.flavour == "sglang":
+            await replica.link.post("/flush_cache", {})
+        else:
+            await _named_vllm(replica.link, version)
+        replica.weights.version = version
+
+    await _each(replicas, one)
+
+
 async def _reload_vllm(link: ServerLink, version: str, folder: str | None) -> None:
     keywords = {"weights_path": folder} if folder is not None else {}
     await link.post("/collective_rpc", {"method": "reload_weights", "kwargs": keywords})
+    await _named_vllm(link, version)
+
+
+async def _named_vllm(link: ServerLink, version: str) -> None:
     # Calls held by ``keep`` hold their blocks; without the flag the reset is refused, with status
     # 200, and prefixes of the old weights would be served to new calls.
     answer = await link.post("/reset_prefix_cache?reset_running_requests=true", {})

@@ -13,7 +13,7 @@ import msgspec
 from stoker.config.tree import ModelSettings
 from stoker.errors import ConfigInvalid, ModelUnavailable
 from stoker.inference.account import CallAccount
-from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
+from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo, Weights
 from stoker.inference.http import control
 from stoker.inference.http.replica import Replica, ToolReading
 from stoker.inference.http.watch import Watch
@@ -146,6 +146,23 @@ class HttpModel:
         await self.pause(mode)
         try:
             await control.reload(self.replicas, version, folder)
+        except BaseException:
+            await self._released()
+            raise
+        await self.resume()
+
+    async def take_policy(self, version: int, weights: Weights) -> None:
+        """Hold calls in flight where they are, load, go on; raises as ``update_weights``.
+
+        A function is called while the servers are paused: it transfers the weights its own way.
+        """
+        if not callable(weights):
+            await self.update_weights(str(version), folder=str(weights), mode="keep")
+            return
+        await self.pause("keep")
+        try:
+            await weights()
+            await control.rename(self.replicas, str(version))
         except BaseException:
             await self._released()
             raise

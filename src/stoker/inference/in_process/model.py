@@ -17,7 +17,7 @@ import torch
 from stoker.config.tree import TorchSettings
 from stoker.errors import ConfigInvalid, ModelRefused
 from stoker.inference.account import CallAccount
-from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
+from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo, Weights
 from stoker.inference.in_process.calibrate import BATCH, Times, load_fastest, measure
 from stoker.inference.in_process.engine import Engine, Running
 from stoker.inference.in_process.folder import check_folder
@@ -145,6 +145,18 @@ class TorchModel:
             engine.change_weights(version)
 
         await self._started().do(change)
+
+    async def take_policy(self, version: int, weights: Weights) -> None:
+        """Load a folder as ``update_weights`` does.
+
+        Raises:
+            ConfigInvalid: it is no folder of this model's; nothing has changed.
+        """
+        if callable(weights):
+            raise ConfigInvalid(
+                "torch: loads weights from a folder; give publish_policy its path; nothing changed"
+            )
+        await self.update_weights(Path(weights), version)
 
     async def close(self) -> None:
         """End the engine's thread; calls in flight fail."""

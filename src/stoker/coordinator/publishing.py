@@ -1,0 +1,56 @@
+"""Giving a run new weights: what happens to the calls in flight, and in which order.
+
+The publication is written down, then the lane is brought where the mode wants it, then the model
+takes the weights, then rollouts of too old a policy are truncated. Calls go on whatever happens.
+"""
+
+from typing import Literal
+
+from stoker.coordinator.coordinator import Coordinator
+from stoker.coordinator.feed import GroupFeed
+from stoker.errors import BadInput, ConfigInvalid
+from stoker.inference.base import Model, Updating, Weights
+from stoker.model.events import Verb
+
+Mode = Literal["keep", "drain", "abort"]
+MODES = ("keep", "drain", "abort")
+
+
+async def publish(
+    coordinator: Coordinator, feed: GroupFeed, model: Model, version: int,
+    *, mode: Mode, weights: Weights | None,
+) -> None:  # fmt: skip
+    """Make ``version`` the policy; see ``training.run.Run.publish_policy``."""
+    if mode not in MODES:
+        raise BadInput(f"mode is {mode!r}; allowed: {', '.join(MODES)}; nothing was changed")
+    if weights is not None and not isinstance(model, Updating):
+        raise ConfigInvalid(
+            f"the model {model.info().name} takes no weights; nothing was changed; load them where "
+            "they are served and publish with weights=None"
+        )
+    lane = coordinator.parts.lane
+    await feed.publish(version)
+    coordinator.flow.parts.log.event("policy_published", version=version, mode=mode)
+    if mode != "keep":
+        lane.pause()
+    try:
+        if mode == "drain":
+            await lane.until_idle()
+        elif mode == "abort":
+            _take_back(coordinator)
+        if weights is not None and isinstance(model, Updating):
+            await model.take_policy(version, weights)
+    finally:
+        if mode != "keep":
+            lane.resume()
+    coordinator.keeper.cut_stale(list(coordinator.flow.active.values()))
+
+
+def _take_back(coordinator: Coordinator) -> None:
+    """Cancel every model call and ask it anew; the lane is paused, so it waits for the weights."""
+    for rollout in coordinator.flow.active.values():
+        for call in rollout.calls.values():
+            if call.verb is Verb.GENERATE and call.task is not None and not call.task.done():
+                coordinator.flow.dispatcher.withdraw(call)
+                rollout.reissued.add(call.path)
+                coordinator.flow.dispatcher.start(rollout, call)
