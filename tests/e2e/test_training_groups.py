@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import stoker
+from stoker.coordinator.groups import STRAGGLER
 from stoker.coordinator.request import Changed
 from stoker.coordinator.view import RunSnapshot
 from stoker.errors import DeliveryUnknown, GroupMixed, StateRefused
@@ -154,6 +155,67 @@ def test_a_trainer_that_pauses_bounds_what_is_begun_and_goes_on_when_it_reads(pl
             assert sum(paused.outcomes.values()) < sum(more.outcomes.values()) <= most + active
             seen += [one async for one in groups]
             assert len({one.group_id for one in seen}) == len(seen) == count
+
+    asyncio.run(trainer())
+
+
+def test_c9_a_group_is_complete_without_its_stragglers_and_says_what_that_costs(
+    place: Path,
+) -> None:
+    lay_out(place, ["a"], turns=2)
+
+    async def first() -> None:
+        engine = Engine(gated=True)
+        looks = Looks()
+        asked = request(place, "run.group_size=2", "run.spare=2", run="r")
+        async with stoker.start_run(asked, model=model_of(engine), observer=looks) as run:
+            waiting = await engine.until(4)
+            hangs, never = waiting[2].split("/")[0], waiting[3].split("/")[0]
+            for call in waiting[:3]:  # one hangs in its second turn, one in its first
+                engine.gates[call].set()
+            await engine.until_turns(3 + 1)
+            for call in list(engine.gates):
+                if call.split("/")[0] not in {hangs, never}:
+                    engine.gates[call].set()
+            (group,) = await rest(run)
+            assert {one.outcome.kind for one in group.rollouts} == {"completed"}
+            assert len(group.rollouts) == 2
+            assert {one.rollout_id for one in group.left_over} == {hangs, never}
+            for one in group.left_over:
+                assert (one.outcome.kind, one.reward, one.rows) == ("cancelled", None, ())
+                assert one.outcome.reason == STRAGGLER
+            assert not engine.gates, "their calls are taken back"
+            bias = run.length_bias()
+            assert (bias.groups, bias.kept, bias.kept_tokens) == (1, 2, 8)
+            assert (bias.cut, bias.cut_tokens) == (2, 2)
+        assert run.report is not None
+        assert not run.report.resumable
+        assert run.report.snapshot.stragglers == bias
+        assert run.report.snapshot.outcomes == {"completed": 2, "cancelled": 2}
+
+    async def second() -> None:
+        asked = request(place, "run.group_size=2", "run.spare=2", run="r")
+        async with stoker.start_run(asked, model=model_of(Engine())) as run:
+            (group,) = await rest(run, commit=True)
+            assert (len(group.rollouts), len(group.left_over)) == (2, 2)
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_spares_that_were_not_begun_never_are_once_their_group_is_complete(place: Path) -> None:
+    lay_out(place, ["a", "b"])
+
+    async def trainer() -> None:
+        engine = Engine()
+        sets = ("run.group_size=2", "run.spare=1", "admission.mode=fixed", "admission.active_max=1")
+        async with stoker.start_run(request(place, *sets), model=model_of(engine)) as run:
+            groups = await rest(run, commit=True)
+            assert [len(group.rollouts) for group in groups] == [2, 2]
+            assert [len(group.left_over) for group in groups] == [0, 0]
+        assert len(engine.asked) == 4
+        assert run.report is not None
+        assert run.report.snapshot.state == "finished"
 
     asyncio.run(trainer())
 

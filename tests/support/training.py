@@ -71,6 +71,13 @@ class Engine:
             await self.news.wait_for(lambda: len(self.gates) == calls)
         return list(self.gates)
 
+    async def until_turns(self, calls: int) -> None:
+        """Wait until the calls under way are so many, all but one of them second turns."""
+        async with asyncio.timeout(60), self.news:
+            await self.news.wait_for(
+                lambda: len(self.gates) == calls and len(self.asked) == 2 * calls - 1
+            )
+
     async def _tell(self) -> None:
         async with self.news:
             self.news.notify_all()

@@ -143,6 +143,9 @@ def test_the_bias_of_what_was_cut_off_is_a_lower_bound() -> None:
     assert (bias.groups, bias.kept, bias.kept_tokens) == (1, 2, 300)
     assert (bias.cut, bias.cut_tokens) == (1, 450)
     assert bias.tokens_bias_at_least == pytest.approx(250 / 150 - 1)
+    assert bias.told() == (
+        "1 cut off as stragglers in 1 group; begun rollouts are ≥ 67% longer than kept ones"
+    )
     # Who ended under an earlier coordinator has not been measured here.
     groups.ended(admitted(0, B), COMPLETED, at=1.0)
     groups.ended(admitted(1, B), COMPLETED, at=2.0, tokens=10)

@@ -106,6 +106,8 @@ def frame(snapshot: RunSnapshot, width: int) -> RenderableType:
         parts.append(_line("ledger", _caps(snapshot.caps)))
     if snapshot.held:
         parts.append(_line("held", Text(clean(snapshot.held), "yellow")))
+    if snapshot.stragglers is not None:
+        parts.append(_line("groups", Text(snapshot.stragglers.told(), "yellow")))
     if snapshot.faults:
         parts.append(_line("faults", Text(clean(_counts(snapshot.faults)), "yellow")))
     parts += [

@@ -47,6 +47,8 @@ def summary(report: "RunReport") -> RenderableType:
         ):  # rollouts went on, or had ended
             first.append(cell(f"  each is told in {snapshot.run_directory}/logs/{log}", "yellow"))
         lines[2:2] = [cell(f"faults met: {faults}", "yellow"), *first]
+    if snapshot.stragglers is not None:
+        lines.append(cell(snapshot.stragglers.told(), "yellow"))
     if snapshot.held:
         lines.append(cell(snapshot.held, "yellow"))
     if report.resumable:

@@ -45,6 +45,15 @@ class LengthBias(msgspec.Struct, kw_only=True):
         mean_kept = self.kept_tokens / self.kept
         return (self.kept_tokens + self.cut_tokens) / (self.kept + self.cut) / mean_kept - 1
 
+    def told(self) -> str:
+        """Return it as a line for people."""
+        share = self.tokens_bias_at_least
+        longer = (
+            "" if share is None else f"; begun rollouts are ≥ {share:.0%} longer than kept ones"
+        )
+        groups = f"{self.groups} group" + "s" * (self.groups != 1)
+        return f"{self.cut} cut off as stragglers in {groups}{longer}"
+
 
 class Groups:
     """Counts outcomes by group; ``listening``: remembers who is of them, for a trainer."""

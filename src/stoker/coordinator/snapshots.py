@@ -71,6 +71,7 @@ class Snapshots:
         seen = self._workers.seen()
         partition = self._part.partition
         lane = self._parts.lane.figures()
+        bias = self._coordinator.keeper.groups.bias
         p50, p99 = figures.latencies.percentile(0.5), figures.latencies.percentile(0.99)
         return RunSnapshot(
             run_id=self._parts.plan.run_id,
@@ -97,6 +98,7 @@ class Snapshots:
             accept_shared_kernel=self._shared,
             caps=self._caps(),
             held=self._held or self._coordinator.keeper.held,
+            stragglers=msgspec.structs.replace(bias) if bias.cut else None,
             recent=tuple(self._recent),
             partition=msgspec.UNSET if partition.is_whole else str(partition),
         )

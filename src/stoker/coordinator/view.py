@@ -7,6 +7,8 @@ divided run each coordinator takes its own; ``whole`` puts them together.
 
 import msgspec
 
+from stoker.coordinator.groups import LengthBias
+
 
 class LaneView(msgspec.Struct, frozen=True, kw_only=True):
     """The inference lane: four figures that always stand together, and what lies behind them."""
@@ -103,6 +105,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: the ledger has not answered yet."""
     held: str = ""
     """Why nothing new is admitted, where a budget says so."""
+    stragglers: LengthBias | None = None
+    """What cutting stragglers off has cost since this coordinator began; ``None``: nobody was."""
     recent: tuple[str, ...] = ()
     """Last few rollout lines, already free of control characters."""
     partition: str | msgspec.UnsetType = msgspec.UNSET

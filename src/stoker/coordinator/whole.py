@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from stoker.coordinator.groups import LengthBias
 from stoker.coordinator.view import LaneView, RunSnapshot
 from stoker.model.outcome import OutcomeKind
 
@@ -47,7 +48,16 @@ def merged(snapshots: Sequence[RunSnapshot]) -> RunSnapshot:
         faults=_summed([s.faults for s in snapshots]),
         first_failures={k: v for s in reversed(snapshots) for k, v in s.first_failures.items()},
         isolation={k: v for s in snapshots for k, v in s.isolation.items()},
+        stragglers=_stragglers([s.stragglers for s in snapshots if s.stragglers is not None]),
         recent=tuple(line for s in snapshots for line in s.recent)[-_RECENT:],
+    )
+
+
+def _stragglers(parts: Sequence[LengthBias]) -> LengthBias | None:
+    fields = [msgspec.structs.asdict(one) for one in parts]
+    names = fields[0] if fields else ()
+    return (
+        LengthBias(**{name: sum(one[name] for one in fields) for name in names}) if parts else None
     )
 
 
