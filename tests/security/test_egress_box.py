@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.egress_world import SECRET
 from support.sandbox import needs_root
 
 WORLD = Path(__file__).parent.parent / "support" / "egress_world.py"
@@ -51,7 +52,7 @@ def test_a_box_reaches_what_its_policy_names_and_nothing_else(tmp_path: Path) ->
     assert seen["leaked"] == 0
     assert not Path(f"/proc/{seen['proxy']}").exists()
     assert seen["sent"] > 100
-    assert seen["received"] > 100
+    assert seen["came"] > 100
     told = [tuple(decision[:4]) for decision in seen["decisions"][:4]]
     assert told == [
         ("box_out", True, "pypi.org", "93.184.216.34"),
@@ -60,3 +61,14 @@ def test_a_box_reaches_what_its_policy_names_and_nothing_else(tmp_path: Path) ->
         ("box_out", False, "", ""),
     ]
     assert "private" in seen["decisions"][2][4]
+
+    using = seen["using"]
+    assert "token" in using, using["stderr"]
+    right, elsewhere = [head for head in seen["received"] if "/echo" in head]
+    assert f"Authorization: Bearer {SECRET}\r\n" in right
+    assert SECRET not in elsewhere
+    assert using["token"] in elsewhere, "only the named header gets the value"
+    assert SECRET not in json.dumps(using), "what comes back is masked"
+    assert "*" * len(SECRET) in using["right"]
+    assert "502" in using["other_host"] or "403" in using["other_host"]
+    assert [d[5] for d in seen["decisions"] if d[0] == "box_using" and d[1]] == ["TOKEN", ""]

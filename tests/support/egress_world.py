@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from stoker.model.execution import Baseline, Destination, ExecutionPolicy, Limits
+from stoker.model.execution import Baseline, Credential, Destination, ExecutionPolicy, Limits
 from stoker.model.tools import RunRequest
 from stoker.sandbox.egress.gate import EgressDecision
 from stoker.sandbox.host import SandboxHost
@@ -24,6 +24,9 @@ from stoker.sandbox.namespace import NamespaceBackend
 PUBLIC, PORT = "93.184.216.34", 443
 NAMES = {"pypi.org": PUBLIC, "other.example": PUBLIC, "inward.example": "10.0.0.1"}
 _SIOCSIFADDR, _SIOCSIFFLAGS, _UP = 0x8916, 0x8914, 1
+
+RECEIVED: list[str] = []
+"""Every request that came to the world's server."""
 
 PROGRAM = """
 import json, os, socket, ssl, urllib.request
@@ -55,6 +58,23 @@ print(json.dumps({
     "argv": open("/proc/1/cmdline").read().count("way_out"),
 }))
 """
+USES = """
+import json, os, ssl, urllib.request
+token = os.environ["TOKEN"]
+def fetch(headers, host="pypi.org"):
+    request = urllib.request.Request(f"https://{host}/echo", headers=headers)
+    try:
+        return urllib.request.urlopen(request, timeout=20).read().decode()
+    except OSError as error:
+        return f"refused: {error}"
+print(json.dumps({
+    "token": token,
+    "right": fetch({"Authorization": "Bearer " + token}),
+    "other_header": fetch({"X-Other": token}),
+    "other_host": fetch({"Authorization": token, "Host": "other.example"}),
+}))
+"""
+SECRET = "the-real-value-0123456789"
 HOLDS = """
 import socket, ssl
 tunnel = socket.create_connection(("127.0.0.1", 3128))
@@ -78,11 +98,26 @@ def make_world(directory: Path) -> None:
     subprocess.run(["mount", "--bind", str(hosts), "/etc/hosts"], check=True)
 
 
+def trust(directory: Path) -> None:
+    """Let this namespace trust the world's server; what boxes see was copied before."""
+    certificate = directory / "cert.pem"
+    hashed = subprocess.run(
+        ["openssl", "x509", "-noout", "-hash", "-in", str(certificate)],
+        check=True, capture_output=True, text=True,
+    ).stdout.strip()  # fmt: skip
+    trusted = directory / "trusted"
+    trusted.mkdir()
+    (trusted / f"{hashed}.0").write_bytes(certificate.read_bytes())
+    subprocess.run(["mount", "--bind", str(trusted), "/etc/ssl/certs"], check=True)
+
+
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    line = await reader.readline()
-    body = b"hello " + line.split()[1]
-    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    writer.write(head.encode() + body)
+    head = await reader.readuntil(b"\r\n\r\n")
+    path = head.split()[1]
+    RECEIVED.append(head.decode())
+    body = head if path == b"/echo" else b"hello " + path
+    answer = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(answer.encode() + body)
     await writer.drain()
     writer.close()
 
@@ -125,20 +160,41 @@ async def main(directory: Path) -> dict[str, object]:
         fault = (await asyncio.gather(holding, return_exceptions=True))[0]
         after = await box.run(request, timeout_seconds=120)
         await box.destroy()
+        trust(directory)
+        using = await _with_credential(backend, directory)
         leaked = host.leaked()
     return {
         "stdout": first.result.stdout.kept.decode(),
         "stderr": first.result.stderr.kept.decode(),
         "sent": first.usage.network_sent_bytes,
-        "received": first.usage.network_received_bytes,
+        "came": first.usage.network_received_bytes,
         "missing": missing.result.exit_code,
         "uid": uid,
         "killed": type(fault).__name__,
         "after_a_kill": json.loads(after.result.stdout.kept)["listed"],
         "leaked": leaked,
+        "using": using,
+        "received": RECEIVED,
         "proxy": proxy,
-        "decisions": [(d.box_id, d.allowed, d.host, d.address, d.why) for d in decisions],
+        "decisions": [
+            (d.box_id, d.allowed, d.host, d.address, d.why, d.credential) for d in decisions
+        ],
     }
+
+
+async def _with_credential(backend: NamespaceBackend, directory: Path) -> dict[str, object]:
+    (directory / "token").write_text(SECRET + "\n")
+    policy = ExecutionPolicy(
+        accept_shared_kernel=True,
+        limits=Limits(memory_bytes=256 * 1024 * 1024),
+        network=(Destination(host="pypi.org"),),
+        credentials=(Credential(variable="TOKEN", host="pypi.org", file=str(directory / "token")),),
+    )
+    box = await backend.create("box_using", Baseline(), policy)
+    run = await box.run(RunRequest(argv=("python", "-c", USES)), timeout_seconds=120)
+    await box.destroy()
+    seen = json.loads(run.result.stdout.kept or b"{}")
+    return {**seen, "stderr": run.result.stderr.kept.decode()}
 
 
 if __name__ == "__main__":

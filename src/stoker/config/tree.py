@@ -13,6 +13,7 @@ from stoker.config.secret import Secret
 from stoker.config.units import Duration, Size
 from stoker.model.execution import (
     MEBIBYTE,
+    Credential,
     Destination,
     ExecutionPolicy,
     Isolation,
@@ -142,6 +143,21 @@ class DestinationSettings(Section):
         return host
 
 
+class CredentialSettings(Section):
+    """A secret the boxes of a class may use without having it."""
+
+    variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+    """Environment variable that holds a placeholder."""
+    host: str
+    """Host of one of the class's destinations."""
+    port: Annotated[int, Field(ge=1, le=65_535)] = 443
+    """Its port."""
+    header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]+$")] = "Authorization"
+    """Header in which the egress proxy replaces the placeholder by the value."""
+    file: Annotated[str, Field(pattern=r"^/")]
+    """Absolute path on each worker's host; its one line is the value."""
+
+
 class WorkerClassSettings(Section):
     """One kind of slot: its concurrency, deadlines, limits and isolation."""
 
@@ -167,6 +183,22 @@ class WorkerClassSettings(Section):
     network: tuple[DestinationSettings, ...] = ()
     """Where its boxes may connect to, by TLS through the egress proxy; empty: nowhere."""
 
+    credentials: tuple[CredentialSettings, ...] = ()
+    """Secrets the egress proxy puts into requests of its boxes."""
+
+    @model_validator(mode="after")
+    def _credentials_have_destinations(self) -> Self:
+        destinations = {(d.host, d.port) for d in self.network}
+        for one in self.credentials:
+            if (one.host, one.port) not in destinations:
+                raise ValueError(
+                    f"credential {one.variable} is for {one.host}:{one.port}, which is none of the "
+                    "class's destinations (network)"
+                )
+        if len({(c.host, c.port) for c in self.credentials}) < len(self.credentials):
+            raise ValueError("two credentials are for one destination; give each its own class")
+        return self
+
     @property
     def reaches_outside(self) -> bool:
         """Whether an action may leave something outside its box."""
@@ -189,6 +221,7 @@ class WorkerClassSettings(Section):
             mounts=tuple(
                 Mount(source=m.source, target=m.target, writable=m.writable) for m in self.mounts
             ),
+            credentials=tuple(Credential(**one.model_dump()) for one in self.credentials),
             network=tuple(
                 Destination(host=d.host, port=d.port, private=d.private) for d in self.network
             ),

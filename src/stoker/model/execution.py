@@ -70,6 +70,20 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     """It may be an address of a private network; never the host, its links or cloud metadata."""
 
 
+class Credential(msgspec.Struct, frozen=True, kw_only=True):
+    """A secret a box may use without having it: the egress proxy puts it into one header."""
+
+    variable: str
+    """Environment variable of the box that holds a placeholder, made anew for every action."""
+    host: str
+    """Which destination gets the value."""
+    port: int = 443
+    header: str = "Authorization"
+    """In which header of requests to it the placeholder is replaced."""
+    file: str
+    """Absolute path on the worker's host; its one line is the value."""
+
+
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Hard limits of one box."""
 
@@ -97,6 +111,8 @@ class ExecutionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     mounts: tuple[Mount, ...] = ()
     network: tuple[Destination, ...] = ()
     """Where its boxes may connect to; empty: no network at all."""
+    credentials: tuple[Credential, ...] = ()
+    """Secrets its boxes may use at those destinations."""
 
     def digest(self) -> str:
         """Return the version of this policy."""

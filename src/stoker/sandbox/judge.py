@@ -72,7 +72,7 @@ async def judge_in(
 
     **Cancellation:** both boxes are removed first.
     """
-    alone = msgspec.structs.replace(policy, mounts=(), network=())
+    alone = msgspec.structs.replace(policy, mounts=(), network=(), credentials=())
     boxes: list[JudgingBox] = []
     try:
         ends = await asyncio.gather(

@@ -79,8 +79,7 @@ class NamespaceBackend(LocalBackend):
 
     async def gate(self, box: LocalBox) -> Gate | None:
         """Open the egress proxy for one action, where the policy names destinations."""
-        destinations = box.policy.network
-        return await self.host.egress.open(box.box_id, destinations) if destinations else None
+        return await self.host.egress.open(box.box_id, box.policy) if box.policy.network else None
 
     def inside_paths(self) -> tuple[str, str]:
         """Return the fixed paths every box has."""

@@ -36,7 +36,7 @@ _LEFT_OUT = {
     "site-packages", "dist-packages",
 }  # fmt: skip
 _SCRIPTS = ("judge_main.py", "solution_server.py", "crossing.py", "way_out.py")
-_EGRESS = ("addresses.py", "hello.py", "proxy.py", "main.py")
+_EGRESS = ("addresses.py", "hello.py", "inject.py", "proxy.py", "main.py")
 
 
 class RuntimeFiles(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,18 +9,21 @@ whatever they printed, and the next action starts another.
 
 import asyncio
 import contextlib
+import datetime as dt
 import itertools
 import json
 import os
 import resource
+import secrets
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from stoker.errors import BoxFailed
-from stoker.model.execution import Destination
+from stoker.errors import BoxFailed, IsolationUnavailable
+from stoker.model.execution import Credential, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.sandbox.base import BoxRun
 from stoker.sandbox.maker_client import Started
@@ -40,6 +43,14 @@ _VARIABLES = {
     **dict.fromkeys(("NO_PROXY", "no_proxy"), "localhost,127.0.0.1"),
 }
 
+_BUNDLE = "/dev/shm/stoker-authorities.pem"  # noqa: S108 - a path inside
+"""Where a box with credentials finds whom to trust: this action's authority beside the host's."""
+_TRUST_VARIABLES = (
+    "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO",
+    "NODE_EXTRA_CA_CERTS",
+)  # fmt: skip
+_VALUE_BYTES_LEAST, _VALUE_BYTES_MOST = 8, 8192
+
 
 class EgressDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one request of one box."""
@@ -52,6 +63,8 @@ class EgressDecision(msgspec.Struct, frozen=True, kw_only=True):
     """What the name was taken to be; empty where it did not come to that."""
     why: str
     """Why it was refused or failed; empty where it was carried."""
+    credential: str = ""
+    """Variable of the credential that was put in place, if one was."""
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,10 +79,14 @@ class Carried(msgspec.Struct, frozen=True, kw_only=True):
 class Gate:
     """The way out of one action; ``channel`` goes into the box and stays the caller's to close."""
 
-    def __init__(self, egress: "Egress", number: int, channel: int) -> None:
+    def __init__(
+        self, egress: "Egress", number: int, channel: int, variables: dict[str, str]
+    ) -> None:
         self.channel = channel
         self._egress = egress
         self._number = number
+        self._variables = variables
+        """Placeholders of credentials, by variable."""
 
     def through(self, request: RunRequest, python: str, scripts: str, at: int) -> RunRequest:
         """Return ``request`` so that it opens its door first.
@@ -77,10 +94,11 @@ class Gate:
         ``python`` and ``scripts`` are paths in the box, ``at`` is the channel's number there.
         """
         script = f"{scripts}/way_out.py"
-        argv = (python, "-I", "-S", script, str(at), str(PORT), *request.argv)
-        return msgspec.structs.replace(
-            request, argv=argv, environment={**_VARIABLES, **request.environment}
-        )
+        bundle = _BUNDLE if self._variables else "-"
+        argv = (python, "-I", "-S", script, str(at), str(PORT), bundle, *request.argv)
+        trust = dict.fromkeys(_TRUST_VARIABLES, bundle) if self._variables else {}
+        environment = {**_VARIABLES, **trust, **request.environment, **self._variables}
+        return msgspec.structs.replace(request, argv=argv, environment=environment)
 
     async def close(self) -> Carried | None:
         """End its connections and return what was carried; ``None``: the proxy had died."""
@@ -104,6 +122,51 @@ def with_network(run: BoxRun, carried: Carried | None) -> BoxRun:
         network_received_bytes=carried.received_bytes,
     )
     return msgspec.structs.replace(run, usage=usage)
+
+
+def _credentials(listed: tuple[Credential, ...]) -> tuple[bytes, list[dict[str, str | int]]]:
+    """Return the certificate to trust and what the proxy is told, for one action."""
+    if not listed:
+        return b"", []
+    try:
+        # An extra: only boxes with credentials need it.
+        from stoker.sandbox.egress.authority import Authority  # noqa: PLC0415 - see above
+    except ImportError as error:
+        raise IsolationUnavailable(
+            "credentials of boxes need the cryptography package; install stoker[credentials]"
+        ) from error
+    authority = Authority(dt.datetime.now(dt.UTC))
+    told: list[dict[str, str | int]] = [
+        {
+            "variable": one.variable,
+            "host": one.host,
+            "port": one.port,
+            "header": one.header,
+            "placeholder": f"stoker-{secrets.token_hex(16)}",
+            "value": _value(one),
+            "certificate": authority.issue(one.host).decode(),
+        }
+        for one in listed
+    ]
+    return authority.certificate, told
+
+
+def _value(credential: Credential) -> str:
+    try:
+        value = Path(credential.file).read_text(encoding="ascii").removesuffix("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BoxFailed(
+            f"credential {credential.variable} cannot be read from {credential.file} ({error}); "
+            "nothing was run; put it there on every worker's host"
+        ) from error
+    fits = _VALUE_BYTES_LEAST <= len(value) <= _VALUE_BYTES_MOST
+    if not fits or not all("!" <= character <= "~" for character in value):
+        raise BoxFailed(
+            f"credential {credential.variable} in {credential.file} is not one line of "
+            f"{_VALUE_BYTES_LEAST} to {_VALUE_BYTES_MOST} printable characters without spaces; "
+            "nothing was run"
+        )
+    return value
 
 
 class Egress:
@@ -131,12 +194,14 @@ class Egress:
             raise BoxFailed("no egress proxy runs")
         return self._process.pid.result()
 
-    async def open(self, box_id: str, destinations: tuple[Destination, ...]) -> Gate:
+    async def open(self, box_id: str, policy: ExecutionPolicy) -> Gate:
         """Open a gate for one action.
 
         Raises:
-            BoxFailed: the proxy cannot be started.
+            BoxFailed: the proxy cannot be started, or a credential cannot be read.
+            IsolationUnavailable: credentials need a package that is not installed.
         """
+        authority, credentials = await asyncio.to_thread(_credentials, policy.credentials)
         async with self._starting:
             if self._control is None:
                 await self._start()
@@ -144,9 +209,12 @@ class Egress:
         number = next(self._numbers)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours:
-            rules = [[d.host, d.port, d.private] for d in destinations]
-            packet = json.dumps({"open": number, "rules": rules}).encode()
+            rules = [[d.host, d.port, d.private] for d in policy.network]
+            told = {"open": number, "rules": rules, "credentials": credentials}
+            packet = json.dumps(told).encode()
             try:
+                if authority:
+                    ours.sendall(len(authority).to_bytes(4, "big") + authority)
                 await self._send(packet, [ours.fileno()])
             except OSError as error:
                 theirs.close()
@@ -155,7 +223,8 @@ class Egress:
                     "the next action starts another"
                 ) from error
         self._boxes[number] = box_id
-        return Gate(self, number, theirs.detach())
+        placeholders = {str(c["variable"]): str(c["placeholder"]) for c in credentials}
+        return Gate(self, number, theirs.detach(), placeholders)
 
     async def closed(self, number: int) -> Carried | None:
         """Close a gate; see ``Gate.close``."""

@@ -10,11 +10,15 @@ as it falls. At end of file, when the worker is gone, it ends.
 
 import asyncio
 import contextlib
+import ipaddress
 import json
+import os
 import socket
+import ssl
 import sys
 from typing import Any
 
+from stoker.sandbox.egress.inject import Injection
 from stoker.sandbox.egress.proxy import Decision, Gate, Rule
 
 _PACKET_BYTES_MAX = 64 * 1024
@@ -75,7 +79,12 @@ class Process:
         number = message["open"]
         channel.setblocking(False)
         rules = tuple(Rule(host, port, private) for host, port, private in message["rules"])
-        opened = _Opened(channel, Gate(rules, lambda decision: self._decided(number, decision)))
+        gate = Gate(
+            rules,
+            lambda decision: self._decided(number, decision),
+            injections={(c["host"], c["port"]): _injection(c) for c in message["credentials"]},
+        )
+        opened = _Opened(channel, gate)
         self._gates[number] = opened
         self._loop.add_reader(channel.fileno(), self._listener, opened)
 
@@ -126,6 +135,33 @@ def _listens(found: socket.socket) -> bool:
         )
     except OSError:
         return False
+
+
+def _injection(told: dict[str, Any]) -> Injection:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["http/1.1"])
+    descriptor = os.memfd_create("certificate", os.MFD_CLOEXEC)  # it is loaded by path alone
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(told["certificate"].encode())
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    context.sni_callback = lambda _, name, __: _alert(name, told["host"])
+    return Injection(
+        variable=told["variable"],
+        header=told["header"].lower().encode(),
+        placeholder=told["placeholder"].encode(),
+        value=told["value"].encode(),
+        context=context,
+    )
+
+
+def _alert(name: str | None, host: str) -> int | None:
+    """Refuse a handshake for another name; a numeric host is asked for without one."""
+    if name is None:
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(host)
+            return None
+    return None if name == host else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
 
 async def _server(gate: Gate, listening: socket.socket) -> asyncio.Server:

@@ -5,19 +5,28 @@ judged (``addresses``) and that address connected to. The client's first message
 ClientHello for the same name (``hello``); only then is a byte of it sent on. Every decision is
 told.
 
-What it does not do: look inside TLS. Whoever serves several names at one listed address may be
-asked for another of them inside the connection.
+What it does not do: look inside TLS, save for a destination that gets a credential (``inject``).
+Whoever serves several names at one listed address may be asked for another of them inside.
 """
 
 import asyncio
 import contextlib
 import ipaddress
 import re
-from collections.abc import Awaitable, Callable
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, TypeVar
 
 from stoker.sandbox.egress.addresses import refusal
 from stoker.sandbox.egress.hello import BYTES_MAX, NotTls, server_name
+from stoker.sandbox.egress.inject import (
+    Injection,
+    Mask,
+    Unfit,
+    check_response,
+    read_head,
+    request_head,
+)
 
 _CONNECT = re.compile(
     rb"CONNECT ([A-Za-z0-9_.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\]):([0-9]{1,5}) HTTP/1\.[01]\r\n"
@@ -51,6 +60,20 @@ class Decision(NamedTuple):
     address: str
     why: str
     """Why it was refused or failed; empty where it was carried."""
+    credential: str = ""
+    """Variable of the credential that was put in place, if one was."""
+
+
+class _Client:
+    """One connection from the box, and how far it came."""
+
+    def __init__(self, ends: "_Ends") -> None:
+        self.ends = ends
+        self.outside: asyncio.StreamWriter | None = None
+        self.host = self.address = ""
+        self.port = 0
+        self.hears_words = True
+        """An answer in HTTP would be understood."""
 
 
 class _Refused(Exception):
@@ -62,7 +85,8 @@ class _Refused(Exception):
 
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-Connect = Callable[[str, int], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+_Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+Connect = Callable[[str, int], Awaitable[_Ends]]
 
 
 class Gate:
@@ -73,6 +97,8 @@ class Gate:
         rules: tuple[Rule, ...],
         tell: Callable[[Decision], None],
         *,
+        injections: Mapping[tuple[str, int], Injection] | None = None,
+        trust: ssl.SSLContext | None = None,
         resolve: Resolve | None = None,
         connect: Connect | None = None,
     ) -> None:
@@ -84,6 +110,8 @@ class Gate:
         """Requests that were not carried."""
         self._rules = {(rule.host, rule.port): rule for rule in rules}
         self._tell = tell
+        self._injections = injections or {}
+        self._trust = trust
         self._told = 0
         self._resolve = resolve or _resolved
         self._connect = connect or asyncio.open_connection
@@ -113,27 +141,82 @@ class Gate:
             self._tell(decision)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        host, port, address = "", 0, ""
-        outside: asyncio.StreamWriter | None = None
+        request = _Client((reader, writer))
         try:
-            host, port = await _patiently(_request(reader), "its request")
-            inward, outside, address = await self._reach(self._listed(host, port))
-            writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            first = await _patiently(_first_message(reader, host), "the first message of TLS")
-            self._decide(Decision(True, host, port, address, ""))
-            await self._carry((reader, writer), (inward, outside), first)
+            await self._served(request)
         except _Refused as refused:
-            self._decide(Decision(False, host, port, address, str(refused)))
-            if outside is None:  # afterwards the client expects TLS, no words of ours
+            told = Decision(False, request.host, request.port, request.address, str(refused))
+            self._decide(told)
+            if request.hears_words:
                 with contextlib.suppress(OSError):
                     writer.write(_answer(refused))
                     await writer.drain()
         except OSError:
             pass  # one side went away; what was carried is counted
         finally:
-            for end in (writer, outside):
+            for end in (writer, request.outside):
                 if end is not None:
                     end.close()
+
+    async def _served(self, client: "_Client") -> None:
+        reader, writer = client.ends
+        host, port = client.host, client.port = await _patiently(_request(reader), "its request")
+        outside, client.address = await self._reach(self._listed(host, port))
+        client.outside = outside[1]
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        client.hears_words = False  # it expects TLS
+        injection = self._injections.get((host, port))
+        if injection is not None:
+            await self._inject(client, outside, injection)
+            return
+        first = await _patiently(_first_message(reader, host), "the first message of TLS")
+        self._decide(Decision(True, host, port, client.address, ""))
+        await self._carry(client.ends, outside, first)
+
+    async def _inject(self, client: "_Client", outside: _Ends, found: Injection) -> None:
+        reader, writer = client.ends
+        host, port = client.host, client.port
+        try:
+            await _patiently(writer.start_tls(found.context), "TLS with the box")
+            client.hears_words = True
+            head = await _patiently(read_head(reader, "request"), "the request")
+            first, put = request_head(head, host, port, found)
+            trusted = self._trust or ssl.create_default_context()
+            tls = outside[1].start_tls(trusted, server_hostname=host)
+            await _patiently(tls, "TLS with the destination")
+        except Unfit as unfit:
+            raise _Refused(str(unfit)) from None
+        except ssl.SSLError as error:
+            raise _Refused(f"TLS failed ({error.reason or error})", "502 Bad Gateway") from None
+        used = found.variable if put else ""
+        self._decide(Decision(True, host, port, client.address, "", used))
+        outside[1].write(first)
+        self.sent_bytes += len(first)
+        sending = asyncio.ensure_future(self._pump(reader, outside[1], outward=True))
+        try:
+            await self._masked(outside[0], writer, Mask(found.value))
+        except Unfit as unfit:
+            raise _Refused(str(unfit), "502 Bad Gateway") from None
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    async def _masked(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, mask: Mask
+    ) -> None:
+        last = False
+        while not last:
+            data = await read_head(source, "response")
+            last = check_response(data)
+            self.received_bytes += len(data)
+            if last:
+                sink.write(mask.through(data))
+        while data := await source.read(_CHUNK_BYTES):
+            self.received_bytes += len(data)
+            sink.write(mask.through(data))
+            await sink.drain()
+        sink.write(mask.rest())
+        await sink.drain()
 
     def _listed(self, host: str, port: int) -> Rule:
         rule = self._rules.get((host, port))
@@ -141,7 +224,7 @@ class Gate:
             raise _Refused(f"{host}:{port} is not among the policy's destinations")
         return rule
 
-    async def _reach(self, rule: Rule) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:
+    async def _reach(self, rule: Rule) -> tuple[_Ends, str]:
         try:
             found = await _patiently(self._resolve(rule.host, rule.port), "the name's address")
         except OSError as error:
@@ -156,13 +239,13 @@ class Gate:
         for address in allowed[:_ADDRESSES_MAX]:
             with contextlib.suppress(OSError, _Refused):
                 ends = await _patiently(self._connect(address, rule.port), "the connection")
-                return *ends, address
+                return ends, address
         raise _Refused(f"{rule.host}:{rule.port} cannot be reached", "502 Bad Gateway")
 
     async def _carry(
         self,
-        inside: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        outside: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        inside: _Ends,
+        outside: _Ends,
         first: bytes,
     ) -> None:
         outside[1].write(first)
