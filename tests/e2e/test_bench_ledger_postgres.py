@@ -23,6 +23,7 @@ def test_the_postgres_bench_measures_every_figure_it_names(
         "two_gateways_vs_one",
         "gateway_transitions_per_commit",
         "gateway_cpu_us_per_cycle",
+        "raw_sql_client_cpu_us_per_cycle",
         "churn_rate_end_vs_warm",
         "churn_size_end_vs_warm",
         "churn_action_bytes_end_vs_warm",

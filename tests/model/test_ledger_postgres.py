@@ -18,7 +18,7 @@ from stoker.broker.base import (
     LeaseRequest,
     LedgerLimits,
 )
-from stoker.broker.postgres import connection
+from stoker.broker.postgres import connection, promises
 from stoker.broker.postgres.connection import connect, migrate
 from stoker.broker.postgres.service import GatewayService
 from stoker.broker.postgres.time import FORGET_SECONDS
@@ -182,3 +182,22 @@ def test_a_row_that_another_gateway_changed_is_read_again(
     assert ask(first, others).dispositions == (CompleteDisposition.OK,)
     told = ask(second, EventsRequest(run_id=RUN, fence=fence)).events
     assert [e.action_id for e in told] == [*ids(mine), *ids(others)]
+
+
+def test_long_transactions_and_a_server_without_autovacuum_are_named(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway = gateway_service(schema, LedgerLimits())
+    gateway.open(CLOCK.now(), boot_id="", lineage="lin_test")
+    assert not gateway.store.advice()
+    with psycopg.connect(server().url().reveal()) as other:
+        other.execute("SELECT 1")
+        monkeypatch.setattr(promises, "LONG_SECONDS", 0.0)
+        asked = promises.settings_of
+        monkeypatch.setattr(
+            promises, "settings_of", lambda db: asked(db)._replace(autovacuum="off")
+        )
+        long, vacuum = gateway.store.advice()
+    gateway.close()
+    assert "1 transactions have been open" in long
+    assert "set autovacuum = on" in vacuum

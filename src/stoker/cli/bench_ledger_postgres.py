@@ -56,6 +56,8 @@ class Rounds(msgspec.Struct):
     embedded: list[float] = []
     per_commit: list[float] = []
     cpu_us: list[float] = []
+    raw_cpu_us: list[float] = []
+    """Of the floor's client."""
 
 
 def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
         for number in range(runs):
             say(f"bench ledger: round {number + 1} of {runs} …")
             probe.sample()
-            rounds.raw.append(_raw_rate(url))
+            _raw(url, rounds)
             asyncio.run(_embedded(place / f"{number}-embedded", rounds))
             asyncio.run(_round(place / str(number), url, rounds))
         say("bench ledger: churn …")
@@ -88,6 +90,7 @@ def measure(url: Secret, *, runs: int, say: Say) -> dict[str, Any]:
             "two_gateways_vs_one": figure(twos, "ratio", 1.6),
             "gateway_transitions_per_commit": figure(rounds.per_commit, "", 200.0),
             "gateway_cpu_us_per_cycle": figure(rounds.cpu_us, "us", None),
+            "raw_sql_client_cpu_us_per_cycle": figure(rounds.raw_cpu_us, "us", None),
             "churn_rate_end_vs_warm": figure([rate], "ratio", 0.9),
             "churn_size_end_vs_warm": figure([size], "ratio", 1.1),
             "churn_action_bytes_end_vs_warm": figure([kept_size], "ratio", 1.1),
@@ -108,14 +111,15 @@ def _schema(url: Secret) -> Iterator[tuple[Db, str]]:
         db.close()
 
 
-def _raw_rate(url: Secret) -> float:
+def _raw(url: Secret, rounds: Rounds) -> None:
     clock = SystemClock()
     with _schema(url) as (db, _):
         raw = RawSql(db, PAYLOAD_BYTES, ROW_BYTES)
         raw.cycles(OUTSTANDING * 4, OUTSTANDING)
-        began = clock.monotonic()
+        began, cpu = clock.monotonic(), sum(os.times()[:2])
         raw.cycles(CYCLES, OUTSTANDING)
-        return CYCLES / (clock.monotonic() - began)
+        rounds.raw.append(CYCLES / (clock.monotonic() - began))
+        rounds.raw_cpu_us.append((sum(os.times()[:2]) - cpu) / CYCLES * 1e6)
 
 
 async def _embedded(place: Path, rounds: Rounds) -> None:

@@ -11,7 +11,10 @@ from stoker.errors import ConfigInvalid, LedgerUnavailable
 _LONG = """
 SELECT count(*), coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
 FROM pg_stat_activity
-WHERE xact_start < clock_timestamp() - interval '5 minutes' AND backend_type = 'client backend'"""
+WHERE xact_start < clock_timestamp() - make_interval(secs => %s)
+    AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
+LONG_SECONDS = 300.0
+"""A transaction that is open for longer is named."""
 
 _STANDBYS = """
 SELECT count(*) FILTER (WHERE sync_state IN ('sync', 'quorum')),
@@ -100,7 +103,7 @@ def _missing_standbys(db: Db, named: str) -> str:
 def advice(db: Db) -> tuple[str, ...]:
     """Return what would make this server a better home for a ledger."""
     said: list[str] = []
-    [(long, oldest)] = db.execute(_LONG).fetchall()
+    [(long, oldest)] = db.execute(_LONG, (LONG_SECONDS,)).fetchall()
     if long:
         said.append(
             f"{long} transactions have been open for up to {oldest / 60:.0f} minutes on this "
