@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 import stoker.broker.owner
@@ -19,10 +18,8 @@ from stoker.broker.base import (
     CompleteDisposition,
     JournalRequest,
     LedgerLimits,
-    StatsRequest,
 )
 from stoker.broker.client import connect, owner_pid
-from stoker.broker.envelope import Answer, Call, encode
 from stoker.broker.place import socket_path
 from stoker.broker.spawn import OwnerSettings, spawn_owner
 from stoker.errors import LedgerStorageFailed, LedgerUnavailable, RunDirectoryUnusable
@@ -30,11 +27,11 @@ from stoker.model.action import Effect
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence
 from stoker.seams.faultpoints import TRIED
-from stoker.wire.frames import FRAME_BYTES_MAX, PROTOCOL_VERSION, Hello
 from support.ledger import BOUND_SECONDS, ROLLOUT, RUN, WORKER, Harness, act, action
 from support.ledger_process import (
     RawPeer,
     end_owners,
+    refuses_bad_frames,
     start_owner,
     wait_for_end,
     wait_until_published,
@@ -219,38 +216,7 @@ def test_b14_bad_frames_close_their_connection_with_a_typed_error_and_the_owner_
 ) -> None:
     owner = start_owner(place)
     wait_until_published(place, owner)
-    good = RawPeer(place)
-    call = encode(Call(1, StatsRequest()))
-    hello = encode(Hello(protocol=PROTOCOL_VERSION, role="x"))
-    bad: dict[str, tuple[bool, list[bytes]]] = {
-        "wrong version": (False, [encode(Hello(protocol=99, role="x"))]),
-        "no hello": (False, [call]),
-        "not msgpack": (True, [b"\xc1\xc1\xc1"]),
-        "another type": (True, [hello]),
-        "an unknown verb": (True, [msgspec.msgpack.encode({"type": "call", "call_id": 1})]),
-        "call id 0": (True, [encode(Call(0, StatsRequest()))]),
-    }
-    for name, (greet, documents) in bad.items():
-        peer = RawPeer(place, greet=greet)
-        for document in documents:
-            peer.send(document)
-        answer = peer.receive()
-        assert isinstance(answer, Answer), name
-        assert answer.fault is not None, name
-        assert answer.fault.code == "wire_violation", name
-        assert peer.receive() is None, f"{name}: the connection stays open"
-        peer.close()
-    oversized = RawPeer(place)
-    oversized.sock.sendall((FRAME_BYTES_MAX + 1).to_bytes(4, "big"))
-    answer = oversized.receive()
-    assert isinstance(answer, Answer)
-    assert answer.fault is not None
-    oversized.close()
-    truncated = RawPeer(place)
-    truncated.sock.sendall(b"\x00\x00\x10\x00half")
-    truncated.close()
-    assert good.ask(CapabilitiesRequest()).reply is not None
-    good.close()
+    refuses_bad_frames(place)
     owner.terminate()
     assert wait_for_end(owner) == 0
 

@@ -2,8 +2,6 @@
 
 import asyncio
 import signal
-from collections import Counter
-from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -19,44 +17,11 @@ from stoker.model.ids import RunId
 from stoker.model.outcome import OutcomeKind
 from support import runs_errands as errands
 from support.runs import LEASE, Rig, rig, send, until
-from support.runs_records import Records, read
+from support.runs_gated import count, gate, gated, once_each
+from support.runs_records import read
 
 EXIT_BAD_INPUT = 2
 EXIT_RESUMABLE = 3
-
-GATED = """
-import stoker
-
-SCRIPT = (
-    'printf "%s begun\\\\n" "$STOKER_ACTION_KEY" >> "$1"; '
-    'until [ -e "$2" ]; do sleep 0.02; done; printf "%s done\\\\n" "$STOKER_ACTION_KEY" >> "$1"'
-)
-
-
-@stoker.rollout(version="1", boxes=0, timeout="10m")
-async def gated(ctx, task):
-    await ctx.generate(ctx.chat("go"))
-    argv = ["sh", "-c", SCRIPT, "sh", task.data["log"], task.data["gate"]]
-    seen = await ctx.call(argv, effect="idempotent", timeout="5m")
-    return 1.0 if seen.run.ok else 0.0
-"""
-
-
-def gated(
-    folder: Path, count: int, settings: Mapping[str, Any] | None = None
-) -> AbstractContextManager[Rig]:
-    """Return a run whose tools wait until ``folder/gate`` is there."""
-    data = {"log": str(folder / "tools.log"), "gate": str(folder / "gate")}
-    tasks = [{"task_id": f"t{number}", "data": data} for number in range(count)]
-    return rig(folder, program=GATED, model=errands.MODEL, tasks=tasks, settings=settings)
-
-
-def gate(one: Rig) -> None:
-    (one.folder / "gate").touch()
-
-
-def count(one: Rig, what: str) -> int:
-    return sum(line.endswith(what) for line in one.lines())
 
 
 def stats(one: Rig) -> StatsReply:
@@ -70,14 +35,6 @@ def stats(one: Rig) -> StatsReply:
             await client.close()
 
     return asyncio.run(asked())
-
-
-def once_each(one: Rig, records: Records) -> None:
-    """Every tool ran once and every result was delivered once."""
-    assert set(Counter(line for line in one.lines()).values()) == {1}, one.lines()
-    for rollout in records.rollouts.values():
-        paths = Counter(event.path for event in rollout.events if isinstance(event, Delivered))
-        assert set(paths.values()) == {1}, rollout.place
 
 
 def test_b5_workers_finish_while_no_coordinator_lives(tmp_path: Path) -> None:

@@ -241,7 +241,8 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(place: Path) -> None
     }
     shown = stoker(place, "ledger", "dead", "show", "act_0007", *where)
     assert (shown.code, "cause" in shown.out, "waiting: " in shown.out) == (0, True, True)
-    assert stoker(place, "ledger", "dead", "show", "act_0001", *where).code == 1
+    unknown = stoker(place, "ledger", "dead", "show", "act_0001", *where)
+    assert (unknown.code, "it has 2 dead letters" in unknown.err) == (2, True)
 
     with Part(run, WHOLE).owned():
         lives = stoker(place, "ledger", "dead", "requeue", "act_0007", *where)

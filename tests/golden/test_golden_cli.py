@@ -22,6 +22,7 @@ HELP = {
     "help_ledger": ["ledger", "--help"],
     "help_runs_prune": ["runs", "prune", "--help"],
     "help_status": ["status", "--help"],
+    "help_cancel": ["cancel", "--help"],
     "help_show": ["show", "--help"],
     "help_doctor": ["doctor", "--help"],
     "help_conformance": ["conformance", "--help"],

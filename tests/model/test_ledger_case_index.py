@@ -1,10 +1,16 @@
-"""Each case of the hand-off (CASES B) has a test that runs on SQLite, some of them here."""
+"""Each case of the hand-off (CASES B) has a test on SQLite and on PostgreSQL, some of them here."""
 
 from pathlib import Path
 
 import pytest
 
-from stoker.broker.base import CompleteDisposition, DeadLettersRequest, LedgerEventKind
+from stoker.broker.base import (
+    CompleteDisposition,
+    DeadLettersRequest,
+    HoldVerdict,
+    LedgerEventKind,
+    LedgerLimits,
+)
 from stoker.model.action import Effect
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import WorkerId
@@ -13,25 +19,48 @@ from support.ledger import ENGINES, RUN, Harness, act, action, with_ledger
 
 TESTS = Path(__file__).resolve().parents[1]
 INDEX = {
-    "B1": "test_b1_lost_after_started_is_decided_by_effect",
-    "B2": "test_b2_a_stopped_worker_comes_back_to_a_stale_result_and_a_clean_state",
-    "B3": "test_b3_work_that_holds_the_interpreter_for_ten_leases_keeps_its_lease",
-    "B4": "test_b4_killed_run_equals_one_left_alone",
-    "B5": "test_b5_results_wait_for_the_next_coordinator_and_are_applied_once",
-    "B6": "test_b6_the_owner_killed_at_every_point_keeps_what_it_promised",
-    "B7": "test_b7_the_newer_coordinator_fences_the_older",
-    "B8": "test_b8_cancel_reaches_each_state_once",
-    "B9": "test_b9_one_completion_three_times_and_an_older_one_is_applied_once",
-    "B10": "test_b10_a_poison_ends_as_a_dead_letter_and_its_workers_class_recovers",
-    "B11": "test_b11_wall_jumps_change_nothing",
-    "B12": "test_b12_a_full_disk_rejects_the_group_and_the_owner_goes_on",
-    "B13": "test_b13_depth_changes_neither_order_nor_counts",
-    "B14": "test_b14_bad_frames_close_their_connection_with_a_typed_error_and_the_owner_lives",
-    "B15": "test_b15_large_content_stays_out_of_the_row",
-    "B16": "test_b16_the_start_of_an_external_action_is_synced_before_its_reply",
-    "B18": "test_b18_one_poison_among_innocents_costs_them_no_attempt",
-    "B19": "test_b19_cancel_release_and_acknowledge_pass_every_cap",
+    # case: (where it runs on SQLite, where on PostgreSQL)
+    "B1": ("test_b1_lost_after_started_is_decided_by_effect",) * 2,
+    "B2": (
+        "test_b2_a_stopped_worker_comes_back_to_a_stale_result_and_a_clean_state",
+        "test_b2_a_result_after_its_lease_is_stale_recorded_and_not_applied",
+    ),
+    "B3": (
+        "test_b3_work_that_holds_the_interpreter_for_ten_leases_keeps_its_lease",
+        "test_b3_heartbeats_of_ten_leases_keep_one_lease",
+    ),
+    "B4": (
+        "test_b4_killed_run_equals_one_left_alone",
+        "test_b4_a_run_on_postgres_whose_every_party_is_killed_goes_on",
+    ),
+    "B5": ("test_b5_results_wait_for_the_next_coordinator_and_are_applied_once",) * 2,
+    "B6": (
+        "test_b6_the_owner_killed_at_every_point_keeps_what_it_promised",
+        "test_a_gateway_killed_at_every_point_keeps_what_it_promised",
+    ),
+    "B7": ("test_b7_the_newer_coordinator_fences_the_older",) * 2,
+    "B8": ("test_b8_cancel_reaches_each_state_once",) * 2,
+    "B9": ("test_b9_one_completion_three_times_and_an_older_one_is_applied_once",) * 2,
+    "B10": ("test_b10_a_poison_ends_as_a_dead_letter_and_its_workers_class_recovers",) * 2,
+    "B11": ("test_b11_wall_jumps_change_nothing",) * 2,
+    "B12": (
+        "test_b12_a_full_disk_rejects_the_group_and_the_owner_goes_on",
+        "test_b12_a_full_disk_of_the_server_rejects_the_group_and_the_gateway_goes_on",
+    ),
+    "B13": ("test_b13_depth_changes_neither_order_nor_counts",) * 2,
+    "B14": (
+        "test_b14_bad_frames_close_their_connection_with_a_typed_error_and_the_owner_lives",
+        "test_b14_bad_frames_close_their_connection_and_the_gateway_lives",
+    ),
+    "B15": ("test_b15_large_content_stays_out_of_the_row",) * 2,
+    "B16": (
+        "test_b16_the_start_of_an_external_action_is_synced_before_its_reply",
+        "test_b16_only_what_an_external_start_promises_is_synced",
+    ),
+    "B18": ("test_b18_one_poison_among_innocents_costs_them_no_attempt",) * 2,
+    "B19": ("test_b19_cancel_release_and_acknowledge_pass_every_cap",) * 2,
 }
+LEASE = LedgerLimits().lease_seconds
 
 
 @pytest.fixture(params=ENGINES)
@@ -39,11 +68,57 @@ def engine(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_every_case_has_its_test() -> None:
-    written = "\n".join(path.read_text("utf-8") for path in TESTS.rglob("test_*.py"))
-    assert [case for case, name in INDEX.items() if f"def {name}" not in written] == []
-    assert "sqlite" in ENGINES
+def test_every_case_has_its_test_on_both_engines() -> None:
+    modules = [path.read_text("utf-8") for path in TESTS.rglob("test_*.py")]
+    for case, (on_sqlite, on_postgres) in INDEX.items():
+        for name in (on_sqlite, on_postgres):
+            [home] = [text for text in modules if f"def {name}(" in text]
+            every_engine = f"def {name}(\n    engine: str" in home or f"def {name}(engine" in home
+            if every_engine:
+                assert "@pytest.fixture(params=ENGINES)" in home, f"{case}: {name}"
+            elif name == on_postgres:
+                assert "from support.postgres import" in home, f"{case}: {name} needs no server"
+    assert {"sqlite", "postgres"} <= set(ENGINES)
     assert len(CASES) > 10, "the contract itself runs on every engine"
+
+
+def test_b2_a_result_after_its_lease_is_stale_recorded_and_not_applied(
+    engine: str, tmp_path: Path
+) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1))
+        [stopped] = await h.lease()
+        await h.start(stopped)
+        other = WorkerId("wrk_2")
+        await h.enroll(other)
+        await h.advance(LEASE * 2)
+        [again] = await h.lease(other)
+        assert again.fence > stopped.fence
+        assert await h.complete(stopped) == [CompleteDisposition.STALE]
+        assert await h.completed() == {}, "nothing is applied"
+        assert await h.complete(again, worker=other) == [CompleteDisposition.OK]
+        late = [e for e in await h.events() if e.kind is LedgerEventKind.LATE]
+        assert [one.action_id for one in late] == [act(1)], "and it is recorded"
+        assert list(await h.completed()) == [act(1)]
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_b3_heartbeats_of_ten_leases_keep_one_lease(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1))
+        [lease] = await h.lease()
+        await h.start(lease)
+        await h.enroll(WorkerId("wrk_2"))
+        for _ in range(20):
+            await h.advance(LEASE / 2)
+            assert await h.heartbeat(lease) == [HoldVerdict.OK]
+            assert await h.lease(WorkerId("wrk_2")) == []
+        assert await h.complete(lease) == [CompleteDisposition.OK]
+        [done] = (await h.completed()).values()
+        assert done.attempt == 1
+
+    with_ledger(engine, tmp_path, scenario)
 
 
 def test_b5_results_wait_for_the_next_coordinator_and_are_applied_once(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.broker.base import Request
+from stoker.broker.base import CapabilitiesRequest, Request, StatsRequest
 from stoker.broker.envelope import Answer, Call, decode_answer, encode
 from stoker.broker.place import LOG
 from stoker.broker.spawn import OwnerSettings, published_socket
-from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
+from stoker.wire.frames import FRAME_BYTES_MAX, PROTOCOL_VERSION, FrameDecoder, Hello, frame
 
 WAIT_SECONDS = 60.0
 STARTED: list["subprocess.Popen[bytes]"] = []
@@ -124,3 +124,39 @@ def wait_until_published(place: Path, owner: "subprocess.Popen[bytes]") -> None:
                     return
         select.select([], [], [], 0.02)
     raise AssertionError("the owner did not come up")
+
+
+def refuses_bad_frames(place: Path) -> None:
+    """Malformed, oversized and truncated frames cost their sender the connection, nobody else."""
+    good = RawPeer(place)
+    call = encode(Call(1, StatsRequest()))
+    hello = encode(Hello(protocol=PROTOCOL_VERSION, role="x"))
+    bad: dict[str, tuple[bool, list[bytes]]] = {
+        "wrong version": (False, [encode(Hello(protocol=99, role="x"))]),
+        "no hello": (False, [call]),
+        "not msgpack": (True, [b"\xc1\xc1\xc1"]),
+        "another type": (True, [hello]),
+        "an unknown verb": (True, [msgspec.msgpack.encode({"type": "call", "call_id": 1})]),
+        "call id 0": (True, [encode(Call(0, StatsRequest()))]),
+    }
+    for name, (greet, documents) in bad.items():
+        peer = RawPeer(place, greet=greet)
+        for document in documents:
+            peer.send(document)
+        answer = peer.receive()
+        assert isinstance(answer, Answer), name
+        assert answer.fault is not None, name
+        assert answer.fault.code == "wire_violation", name
+        assert peer.receive() is None, f"{name}: the connection stays open"
+        peer.close()
+    oversized = RawPeer(place)
+    oversized.sock.sendall((FRAME_BYTES_MAX + 1).to_bytes(4, "big"))
+    answer = oversized.receive()
+    assert isinstance(answer, Answer)
+    assert answer.fault is not None
+    oversized.close()
+    truncated = RawPeer(place)
+    truncated.sock.sendall(b"\x00\x00\x10\x00half")
+    truncated.close()
+    assert good.ask(CapabilitiesRequest()).reply is not None
+    good.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stoker.cli.show import RolloutRow, _chosen, _print_rows
+from stoker.cli.show import RolloutRow, _print_rows, chosen
 from stoker.errors import BadInput
 from stoker.model.faults import FaultRecord, FaultSide
 from stoker.model.outcome import Outcome, OutcomeKind
@@ -33,7 +33,7 @@ def test_an_id_stays_in_one_piece_at_80_columns(
 @pytest.mark.parametrize(("count", "more"), [(2, False), (4, True)])
 def test_a_name_of_several_lists_ids_and_says_what_to_do(count: int, *, more: bool) -> None:
     with pytest.raises(BadInput) as refused:
-        _chosen([row(number) for number in range(count)], "HumanEval/7")
+        chosen([row(number) for number in range(count)], "HumanEval/7")
     assert refused.value.message.startswith(f"'HumanEval/7' may be any of {count} rollouts: rol_0")
     assert refused.value.message.endswith("; name one by its id")
     assert ("…" in refused.value.message) is more

@@ -188,3 +188,16 @@ def test_a_program_may_pin_the_interpreter_in_the_name_of_the_baseline() -> None
     pinned = f"python-{sys.version_info.major}.{sys.version_info.minor}"
     assert sandbox.baseline(pinned) == sandbox.baseline("python") is not None
     assert sandbox.baseline("python-2.7") is None
+
+
+def test_memory_in_which_no_shell_starts_is_refused_by_its_field() -> None:
+    said = refusal(sets=("workers.classes.fast.limits.memory=1KiB",))
+    assert said.startswith('--set: workers.classes.fast.limits.memory is "1KiB"; it must be at lea')
+    least = load_settings(sets=["workers.classes.fast.limits.memory=4MiB"]).settings
+    assert least.workers.classes["fast"].limits.memory == 4 * 1024 * 1024
+
+
+def test_a_class_nobody_defined_is_refused_with_the_known_ones() -> None:
+    for name in ("call_class", "environment_class"):
+        said = refusal(sets=(f"workers.{name}=nope", "workers.classes.tests={slots=1}"))
+        assert f"{name} is 'nope', which is none of ['fast', 'tests']" in said

@@ -19,7 +19,9 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +192,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default=",".join(SYSTEMS))
     parser.add_argument("--faults", default=",".join(FAULTS))
+    parser.add_argument("--at-once", type=int, default=1, help="scenarios of a system side by side")
     parser.add_argument("--peers", type=Path, default=Path(".venv-peers"))
     parser.add_argument("--json", type=Path)
     given = parser.parse_args()
@@ -206,10 +209,13 @@ def main() -> None:
         found = document["systems"].setdefault(name, {"faults": {}, "load": {}})
         found["versions"] = kind(folder / f"{name}-versions", peers).versions()
         found["settings"] = kind.settings
-        for fault in given.faults.split(","):
-            found["faults"][fault] = tried(name, fault, peers, folder)
-            found["load"][fault] = round(os.getloadavg()[0], 1)
-            print(f"{name}\t{fault}\t{found['faults'][fault]}", flush=True)
+        faults = given.faults.split(",")
+        with ThreadPoolExecutor(given.at_once) as pool:
+            verdicts = pool.map(partial(tried, name, peers=peers, folder=folder), faults)
+            for fault, verdict in zip(faults, verdicts, strict=True):
+                print(f"{name}\t{fault}\t{verdict}", flush=True)
+                found["faults"][fault] = verdict
+                found["load"][fault] = round(os.getloadavg()[0], 1)
         document["at"] = datetime.now(UTC).isoformat(timespec="minutes")
         if given.json:
             given.json.write_text(json.dumps(document, indent=1) + "\n")

@@ -385,7 +385,7 @@ class Stoker(System):
         asyncio.run(self._sweep())
 
     async def _sweep(self) -> None:
-        for boxes in self._run_folder.glob("**/boxes"):
+        for boxes in [*self._run_folder.glob("workers/*/boxes")]:
             async with SandboxHost.open(boxes) as host:
                 await host.sweep()
 

@@ -2,7 +2,8 @@
 
 They live in an environment of their own (``make bench-peers``), whose Python runs one system a
 call and prints one JSON line: ``python -m bench_peers NAME FOLDER``. Nothing of a peer runs while
-something else is measured. One that is not installed, or breaks, leaves its figures out with a note.
+something else is measured. One that is not installed, or breaks, leaves its figures out with a
+note.
 """
 
 import contextlib

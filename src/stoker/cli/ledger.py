@@ -137,7 +137,7 @@ def backup(
         return
     answers().print(
         f"{cell(found.file)}: run {cell(found.run_id)}, database {size(found.database_bytes)}, "
-        f"{found.artifacts} artifacts of {size(found.artifact_bytes)}",
+        f"{counted(found.artifacts, 'artifact')} of {size(found.artifact_bytes)}",
         soft_wrap=True,
     )
 
@@ -172,8 +172,9 @@ def restore(
         write_json(found)
         return
     answers().print(
-        f"{cell(found.directory)}: run {cell(found.run_id)}, {found.artifacts} artifacts; its "
-        f"ledger is {cell(found.lineage)}, made of a copy of {cell(found.copied_from)}",
+        f"{cell(found.directory)}: run {cell(found.run_id)}, "
+        f"{counted(found.artifacts, 'artifact')}; its ledger is {cell(found.lineage)}, made of a "
+        f"copy of {cell(found.copied_from)}",
         soft_wrap=True,
     )
 

@@ -1,20 +1,19 @@
 """``stoker ledger dead``: dead letters listed, shown, queued again, dropped."""
 
 import asyncio
-import os
-import pwd
 from typing import Annotated
 
 import typer
 
 from stoker.broker.base import ActionView, DeadLettersRequest
 from stoker.broker.operating import AuditEntry, AuditRequest, DeadLetterVerb, SettleDead
+from stoker.cli.cancel import whoever
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunOption, RunsOption
-from stoker.cli.output import answers, remarks, table, write_json
+from stoker.cli.output import answers, counted, remarks, table, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.coordinator.sharing import is_running
-from stoker.errors import RunOwned
+from stoker.errors import BadInput, RunOwned
 from stoker.model.action import ActionState
 from stoker.model.ids import ActionId
 
@@ -88,7 +87,7 @@ def show(
     run: RunOption,
     runs: RunsOption = RUNS_DIRECTORY,
     as_json: JsonOption = False,
-) -> int:
+) -> None:
     """Show one dead letter: every cause, and what operators did to it.
 
     One that was queued again or dropped still has its audit entries.
@@ -98,19 +97,21 @@ def show(
 
     Exit codes:
       0    shown
-      1    the ledger cannot be reached, or it is no dead letter of this run
-      2    no such run
+      1    the ledger cannot be reached
+      2    no such run, or it is no dead letter of this run
       130  interrupted
     """
     views, entries = asyncio.run(_look(find_run(run, runs)))
     view = next((one for one in views if one.action.action_id == action), None)
     audit = [entry for entry in entries if entry.action_id == action]
+    if view is None and not audit:
+        raise BadInput(
+            f"{action} is no dead letter of {run}; it has {counted(len(views), 'dead letter')}, "
+            f"which `stoker ledger dead list --run {run}` lists"
+        )
     if as_json:
         write_json({"dead_letter": view, "audit": audit})
-        return EXIT_REFUSED if view is None and not audit else 0
-    if view is None and not audit:
-        remarks().print(cell(f"{action} is no dead letter of {run}"), soft_wrap=True)
-        return EXIT_REFUSED
+        return
     console = answers()
     if view is not None:
         said = view.completion.fault.message if view.completion and view.completion.fault else ""
@@ -127,7 +128,6 @@ def show(
             console.print(f"{label:<9}", cell(text), soft_wrap=True)
     for entry in audit:
         console.print(f"{entry.what:<9}", cell(f"by {entry.who}: {entry.detail}"), soft_wrap=True)
-    return 0
 
 
 @app.command("requeue")
@@ -219,13 +219,6 @@ def _settle(
     return EXIT_REFUSED if refused else 0
 
 
-def _whoever() -> str:
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # a user of a container that no file names
-        return f"uid {os.getuid()}"
-
-
 async def _settled(
     run: RunDirectory, verb: DeadLetterVerb, actions: tuple[ActionId, ...], reason: str
 ) -> dict[ActionId, str]:
@@ -235,7 +228,7 @@ async def _settled(
         run_id=run.record.run_id,
         verb=verb,
         action_ids=actions,
-        who=_whoever(),
+        who=whoever(),
         reason=reason,
     )
     async with ledger_of(run) as ledger:

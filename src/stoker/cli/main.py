@@ -16,6 +16,7 @@ import typer
 from stoker import __version__
 from stoker.cli import (
     bench,
+    cancel,
     config,
     conformance,
     doctor,
@@ -70,6 +71,7 @@ app.command("gateway")(gateway.gateway)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(runs.app, name="runs")
 app.command("status")(status.status)
+app.command("cancel")(cancel.cancel)
 app.command("show")(show.show)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)

@@ -105,7 +105,8 @@ async def read_journal(run: RunDirectory, name: str) -> list[JournalEvent]:
 
     async with ledger_of(run) as ledger:
         run_id = run.record.run_id
-        rollout_id = _chosen([_row(one) for one in await all_rollouts(ledger, run_id)], name)
+        rows = [_row(one) for one in await all_rollouts(ledger, run_id)]
+        rollout_id = RolloutId(chosen(rows, name).rollout_id)
         reply = await ledger.journal(JournalRequest(run_id=run_id, rollout_id=rollout_id))
         return [decode_event(stored) for stored in reply.events]
 
@@ -127,11 +128,16 @@ def reader(run: RunDirectory) -> "Read":
     return read
 
 
-def _chosen(rows: list[RolloutRow], name: str) -> RolloutId:
+def chosen(rows: list[RolloutRow], name: str) -> RolloutRow:
+    """Return the rollout called ``name``: its id, the beginning of it, or its task.
+
+    Raises:
+        BadInput: the caller's: no rollout, or more than one, is called that.
+    """
     exact = [row for row in rows if row.rollout_id == name]
     found = exact or [row for row in rows if row.task == name or row.rollout_id.startswith(name)]
     if len(found) == 1:
-        return RolloutId(found[0].rollout_id)
+        return found[0]
     if not found:
         raise BadInput(
             f"This run has no rollout {name!r}; it has {counted(len(rows), 'rollout')}, which "

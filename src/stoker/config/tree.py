@@ -98,8 +98,8 @@ class LimitSettings(Section):
 
     cpu: Duration = 60.0
     """CPU time of one action, all processes together."""
-    memory: Size = 512 * MEBIBYTE
-    """Memory of the box."""
+    memory: Annotated[Size, Field(ge=4 * MEBIBYTE)] = 512 * MEBIBYTE
+    """Memory of the box; in less than 4 MiB no shell starts."""
     processes: Annotated[int, Field(ge=1)] = 512
     """Processes and threads."""
     disk: Size = 256 * MEBIBYTE

@@ -5,7 +5,7 @@ the coordinator with that error; what was journalled is resumed later.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,6 +58,8 @@ SETTLED = declare("coordinator.settled", "every outcome is on disk; workers stil
 
 _EVENTS_WAIT_SECONDS = 30.0
 _ADMIT_SECONDS = 0.1
+_ENDED_AT_ONCE = 256
+"""Rollouts ended without having begun between two flushes: the appender's queue stays short."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -100,6 +102,10 @@ class Coordinator:
         self._waiting: Iterator[tuple[Task, int]] = iter(())
         self._next: tuple[Task, int] | None = None
         self._order = 0
+        self.asked_end: Callable[[RolloutId], Outcome | None] = lambda _: None
+        """What a person has asked to become of a rollout; set once, before the run."""
+        self._all_end_as: Outcome | None = None
+        """Once a person has ended the whole run: what becomes of rollouts not yet admitted."""
         self.boxes_reserved = 0
         self.state = "starting"
 
@@ -172,7 +178,9 @@ class Coordinator:
         self._waiting = self.parts.plan.rollouts(self._known)
         self._next = next(self._waiting, None)
         while True:
-            if not self.parts.stop.draining:
+            if self._all_end_as is not None:
+                await self._end_waiting(self._all_end_as)
+            elif not self.parts.stop.draining:
                 self._admit_some()
             else:
                 self.state = "draining"
@@ -197,12 +205,36 @@ class Coordinator:
             )
             if held is not None:
                 return
-            task, index = self._next
-            admitted = self.parts.plan.admit(task, index, self.parts.clock.now().wall)
-            rollout = ActiveRollout(admitted=admitted, seq=0)
-            self._enter(rollout, admitted.timeout_seconds)
+            self._admit_next()
+
+    def _admit_next(self, ended: Outcome | None = None) -> None:
+        assert self._next is not None
+        task, index = self._next
+        admitted = self.parts.plan.admit(task, index, self.parts.clock.now().wall)
+        rollout = ActiveRollout(admitted=admitted, seq=0)
+        self._enter(rollout, admitted.timeout_seconds)
+        if ended is None:
             self.flow.admit(rollout)
-            self._next = next(self._waiting, None)
+        else:
+            self.flow.submit(rollout, [], events=[admitted])
+            self.flow.finish(rollout, ended)
+        self._next = next(self._waiting, None)
+
+    def end_all(self, outcome: Outcome) -> None:
+        """End every rollout without an outcome as ``outcome``, also those not yet admitted."""
+        self._all_end_as = outcome
+        for rollout in list(self.flow.active.values()):
+            self.flow.finish(rollout, outcome)
+        self._wake.set()
+
+    async def _end_waiting(self, outcome: Outcome) -> None:
+        while self._next is not None:
+            for _ in range(_ENDED_AT_ONCE):
+                if self._next is not None and not self.keeper.passes_over(self._next[0]):
+                    self._admit_next(outcome)
+                else:
+                    self._next = next(self._waiting, None)
+            await self.parts.appender.flush()
 
     def _enter(self, rollout: ActiveRollout, seconds: float) -> None:
         rollout.order = self._order
@@ -332,6 +364,9 @@ class Coordinator:
             return
         passed = standing.at - standing.admitted.at  # a run resumed next week is not out of time
         self._enter(rollout, max(0.0, standing.admitted.timeout_seconds - passed))
+        if (ended := self.asked_end(rollout_id)) is not None:
+            self.flow.finish(rollout, ended)  # before a result that waits is heard of
+            return
         self.flow.resume(rollout, tuple(standing.turns))
         if not rollout.finished:
             self._relaunch(rollout, standing)

@@ -26,6 +26,7 @@ from stoker.coordinator.agreement import (
     require_usable,
 )
 from stoker.coordinator.appender import Appender
+from stoker.coordinator.cancelling import CancelWatch
 from stoker.coordinator.checking import Checker
 from stoker.coordinator.common import CommonLedger
 from stoker.coordinator.coordinator import Coordinator, Parts
@@ -401,7 +402,7 @@ class _Execution:
         snapshots = Snapshots(coordinator, run, self._part, workers, accept_shared_kernel=shared)
         for notice in self._notices:
             snapshots.said(notice)
-        keeping.add_done_callback(lambda done: _worker_trouble(coordinator, done))
+        keeping.add_done_callback(lambda done: _trouble(coordinator, done))
         self._log.event("run_started", run=run.path.name, rollouts=coordinator.parts.plan.total)
         telling = asyncio.create_task(self._tell(snapshots, coordinator))
         checking = asyncio.create_task(coordinator.parts.checker.run())
@@ -409,6 +410,9 @@ class _Execution:
         storage = StorageWatch(run.artifacts, self._settings.storage.artifacts_max, self._stop)
         watching = asyncio.create_task(storage.run(snapshots.hold))
         self._stack.push_async_callback(_cancelled, watching)
+        ending = asyncio.create_task(CancelWatch(run, coordinator).run())
+        ending.add_done_callback(lambda done: _trouble(coordinator, done))
+        self._stack.push_async_callback(_cancelled, ending)
         try:
             await coordinator.run()
             if coordinator.left == 0:
@@ -472,7 +476,7 @@ class _Execution:
         return snapshot
 
 
-def _worker_trouble(coordinator: Coordinator, done: "asyncio.Task[None]") -> None:
+def _trouble(coordinator: Coordinator, done: "asyncio.Task[None]") -> None:
     if not done.cancelled():
         error = done.exception()
         if isinstance(error, Exception):
