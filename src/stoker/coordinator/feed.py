@@ -114,6 +114,11 @@ class GroupFeed:
         """The version published last; ``None``: none was."""
         return self._book.policy_version
 
+    @property
+    def next_policy_version(self) -> int:
+        """The smallest number that no policy has had; 0 is what the model began with."""
+        return max(self._book.published, default=0) + 1
+
     def abandoned(self, versions: Iterable[int]) -> tuple[int, ...]:
         """Return those of ``versions`` that belong to a policy which was given up, rising."""
         return tuple(sorted({one for one in versions if self._book.abandoned(one)}))

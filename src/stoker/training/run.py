@@ -127,6 +127,11 @@ class Run:
         """The version published last on the line that holds; ``None``: none was."""
         return self._feed.policy_version
 
+    @property
+    def next_policy_version(self) -> int:
+        """The smallest number that no policy of this run has had."""
+        return self._feed.next_policy_version
+
     async def publish_policy(
         self, version: int, mode: Mode = "keep", *, weights: Weights | None = None
     ) -> None:
