@@ -51,6 +51,8 @@ SMALL = Limits(
     files_max=500,
     output_bytes=256 * 1024,
 )
+WARM = False
+"""Whether policies of rung (a) are warm: set for tests with the mark of that name."""
 PATIENCE = 60.0
 """Seconds: only reached when something hangs."""
 
@@ -61,6 +63,12 @@ needs_root = pytest.mark.skipif(
 )
 BOXED = [
     pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
+    # Each attack once more, its python actions forked in the box.
+    pytest.param(
+        Rung.ROOT,
+        marks=[needs_root, pytest.mark.root, pytest.mark.warm, pytest.mark.slow],
+        id="a-warm",
+    ),
     pytest.param(Rung.USER_NAMESPACE, id="c"),
 ]
 EVERY = [*BOXED, pytest.param(Rung.PROCESS, id="process")]
@@ -89,7 +97,7 @@ class Seen(msgspec.Struct, kw_only=True):
 def policy_of(rung: Rung, limits: Limits = SMALL) -> ExecutionPolicy:
     if rung in (Rung.PROCESS, Rung.LANDLOCK):
         return ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED, limits=limits)
-    return ExecutionPolicy(accept_shared_kernel=True, limits=limits)
+    return ExecutionPolicy(accept_shared_kernel=True, limits=limits, warm=WARM)
 
 
 def backend_of(host: SandboxHost, rung: Rung) -> LocalBackend:
@@ -215,7 +223,7 @@ def readable_code() -> tuple[Path, str]:
 
 _PYTEST_STAND_IN = """
 class mark:
-    root = None
+    root = warm = slow = None
     @staticmethod
     def skipif(*_, **__): return None
 def param(*_, **__): return None

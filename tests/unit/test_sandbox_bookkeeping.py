@@ -244,7 +244,7 @@ def test_runtime_copies_are_made_once_and_readable_by_everybody(tmp_path: Path) 
     for path in (*first.etc.rglob("*"), *first.scripts.iterdir()):
         if path.is_symlink():
             continue
-        runs = path.name == reporter.NAME or path.is_dir()
+        runs = path.name in (reporter.NAME, reporter.INIT) or path.is_dir()
         assert path.stat().st_mode & 0o777 == (0o755 if runs else 0o644)
 
 
@@ -263,7 +263,8 @@ def test_the_baseline_digest_covers_name_variables_and_interpreter() -> None:
 
 def test_records_carry_no_content() -> None:
     assert set(BoxRecord.__struct_fields__) == {
-        "box_id", "incarnation", "boot_id", "kind", "uid", "group", "mounts", "directory",
+        "box_id", "incarnation", "boot_id", "kind", "uid", "server_uid", "group", "mounts",
+        "directory",
     }  # fmt: skip
     assert msgspec.json.encode(
         BoxRecord(box_id="b", incarnation="i", boot_id="x", kind="a")

@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.cli.bench_boxes_warm import warm_times
 from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits, Rung, Trust
 from stoker.model.tools import LimitKind, RunRequest, RunResult, Tests
@@ -44,15 +45,12 @@ _TESTS = Tests(source="def check(candidate):\n    assert candidate(2) == 4\n", e
 _ANSWER = {"solution.py": b"def f(x):\n    return x + x\n"}
 _NOTES = dict.fromkeys(
     (
-        "warm_action_vs_fork",
-        "warm_action_ms_p50",
         "armed_result_ms_p50",
-        "actions_per_second_per_core",
         "file_branch_ms_p50",
         "qemu_fork_ms_p50",
         "smol_branch_ms_p50",
     ),
-    "warm boxes, branches and own-kernel boxes are not built yet",
+    "children forked ahead, branches and own-kernel boxes are not built yet",
 )
 
 Say = Callable[[str], object]
@@ -74,6 +72,9 @@ class _Round(msgspec.Struct, kw_only=True):
     wall: list[float] = []
     cpu: list[float] = []
     flood: list[float] = []
+    warm: list[float] = []
+    fork: list[float] = []
+    warm_per_second: float = 0.0
     teardown_together_seconds: float = 0.0
     hundred_seconds: float = 0.0
     sweep_seconds: float = 0.0
@@ -113,7 +114,14 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
         return [_p99(getattr(r, name)) for r in rounds]
 
     ratios = [c / bare for c, bare in zip(median("cold"), median("launcher"), strict=False)]
+    warm = [w / fork for w, fork in zip(median("warm"), median("fork"), strict=True)]
     made = {
+        "warm_action_vs_fork": figure(warm, "ratio", 1.5, "a bare fork into such namespaces, p50"),
+        "warm_action_ms_p50": figure(median("warm"), "ms", 4.0, "python -c pass, forked"),
+        "warm_action_ms_p99": figure([_p99(r.warm) for r in rounds if r.warm], "ms", 15.0, ""),
+        "actions_per_second_per_core": figure(
+            [r.warm_per_second for r in rounds if r.warm], "1/s", 200.0, "a box for each core"
+        ),
         "cold_box_vs_launcher": figure(ratios, "ratio", 1.5, "the bare launcher by hand, p50"),
         "wall_overshoot_ms_p99": figure(p99("wall"), "ms", 50.0, "the wall deadline"),
         "cpu_overshoot_ms_p99": figure(p99("cpu"), "ms", 100.0, "the CPU budget"),
@@ -157,6 +165,8 @@ async def _round(place: Path) -> tuple[_Round, Rung]:
             )
             made.judge.append(await _timed(judged))
         await _overshoots(boxed, made)
+        if (warm := await warm_times(boxed)) is not None:
+            made.warm, made.fork, made.warm_per_second = warm
         made.hundred_seconds = await _timed(_hundred(boxed)) / 1000
         await boxed.close()
         made.teardown_together_seconds = await _torn_down(boxed)

@@ -176,6 +176,9 @@ class WorkerClassSettings(Section):
     by_ticket: bool = False
     """A queue of your own hands its actions out (``stoker.tickets``); the run's workers leave them
     alone. For stateless tools: an environment belongs to one worker, its actions cannot travel."""
+    warm: bool = False
+    """Fork ``python`` actions from an interpreter that waits in the box (``namespace``, as root):
+    quicker; programs of one box then share a hash seed. Elsewhere it changes nothing."""
     limits: LimitSettings = LimitSettings()
     """Hard limits of its boxes."""
     mounts: tuple[MountSettings, ...] = ()
@@ -210,6 +213,7 @@ class WorkerClassSettings(Section):
             isolation=self.isolation,
             trust=self.trust,
             accept_shared_kernel=accept_shared_kernel,
+            warm=self.warm,
             limits=Limits(
                 cpu_seconds=self.limits.cpu,
                 memory_bytes=self.limits.memory,

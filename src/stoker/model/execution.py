@@ -113,6 +113,8 @@ class ExecutionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Where its boxes may connect to; empty: no network at all."""
     credentials: tuple[Credential, ...] = ()
     """Secrets its boxes may use at those destinations."""
+    warm: bool = False
+    """``python`` actions of a box are forked from an interpreter that waits in it (rung a)."""
 
     def digest(self) -> str:
         """Return the version of this policy."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -286,19 +287,21 @@ def _v1_parent(mount: str, controller: str) -> str:
     return mount
 
 
-async def kill_all(directories: tuple[str, ...]) -> None:
-    """Kill every process of the group until none is left; zombies do not count.
+async def kill_all(
+    directories: tuple[str, ...], spared: Callable[[], frozenset[int]] = frozenset
+) -> None:
+    """Kill every process of the group until none is left; zombies and the spared do not count.
 
     Raises:
         BoxFailed: something survived (a process stuck in the kernel).
     """
     pause = _KILL_PAUSE_SECONDS
     for attempt in range(_KILL_ROUNDS_MAX):
-        alive = live_pids(directories)
+        alive = live_pids(directories, spared())
         if not alive:
             return
         frozen = attempt >= _FREEZE_AFTER and _freeze(directories, frozen=True)
-        for pid in live_pids(directories) if frozen else alive:
+        for pid in live_pids(directories, spared()) if frozen else alive:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         if frozen:
@@ -308,10 +311,10 @@ async def kill_all(directories: tuple[str, ...]) -> None:
     raise BoxFailed(f"processes {live_pids(directories)} of {directories[0]} cannot be killed")
 
 
-def live_pids(directories: tuple[str, ...]) -> list[int]:
-    """Return the processes of a group that are not zombies."""
+def live_pids(directories: tuple[str, ...], spared: frozenset[int] = frozenset()) -> list[int]:
+    """Return the processes of a group that are not zombies, without the spared ones."""
     # Only one hierarchy is asked: a child joins the freezer first, so it holds all of them.
-    return [pid for pid in _pids(directories[0]) if not is_zombie(pid)]
+    return [pid for pid in _pids(directories[0]) if pid not in spared and not is_zombie(pid)]
 
 
 def _pids(directory: str) -> list[int]:

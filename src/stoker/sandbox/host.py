@@ -142,8 +142,10 @@ class SandboxHost:
         directories = self.tree.directories(record.group) if self.tree and record.group else ()
         if directories:
             await cgroups.kill_all(directories)
-        if record.uid is not None and self.uids is not None and self.uids.try_hold(record.uid):
-            await _kill_uid(record.uid)
+        leased = [uid for uid in (record.uid, record.server_uid) if uid is not None]
+        for uid in leased:
+            if self.uids is not None and self.uids.try_hold(uid):
+                await _kill_uid(uid)
         for mount in reversed(record.mounts):
             if await asyncio.to_thread(os.path.ismount, mount):
                 await asyncio.to_thread(kernel.unmount, mount)
@@ -151,8 +153,9 @@ class SandboxHost:
             await asyncio.to_thread(remove_tree, Path(record.directory))
         if directories:
             await cgroups.remove(directories)
-        if record.uid is not None and self.uids is not None:
-            self.uids.release(record.uid)
+        for uid in leased:
+            if self.uids is not None:
+                self.uids.release(uid)
         self.ledger.strike(record.box_id)
         self.alive.discard(record.box_id)
 

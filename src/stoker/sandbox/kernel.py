@@ -14,7 +14,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
+MS_REC = 0x4000
+MS_PRIVATE = 0x40000
 MNT_DETACH = 2
+CLONE_NEWNS = 0x20000
 
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
@@ -28,6 +31,10 @@ PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 _SECCOMP_MODE_FILTER = 2
 
+_NR_OPEN_TREE = 428
+_NR_MOVE_MOUNT = 429
+_OPEN_TREE_CLONE = 1
+_MOVE_MOUNT_F_EMPTY_PATH = 4
 _NR_CLOSE_RANGE = 436
 _NR_OPENAT2 = 437
 _NR_LANDLOCK_CREATE = 444
@@ -81,6 +88,35 @@ def mount_tmpfs(target: str, options: str) -> None:
 def unmount(target: str) -> None:
     """Unmount ``target``, at once for the name, later for whoever still uses it."""
     _checked(_libc.umount2(os.fsencode(target), MNT_DETACH), f"unmount {target}")
+
+
+def detached_mount(path: str) -> int:
+    """Return a descriptor of a copy of the mount at ``path`` that is attached nowhere."""
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC
+    return _checked(
+        _libc.syscall(_NR_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags), f"open_tree {path}"
+    )
+
+
+def attach_mount(mount: int, target: str) -> None:
+    """Attach a detached mount on ``target``; a descriptor does so once."""
+    _checked(
+        _libc.syscall(
+            _NR_MOVE_MOUNT, mount, b"", _AT_FDCWD, os.fsencode(target), _MOVE_MOUNT_F_EMPTY_PATH
+        ),
+        f"move_mount to {target}",
+    )
+
+
+def own_mount_namespace() -> None:
+    """Give this process a mount namespace of its own, from and to which nothing spreads."""
+    _checked(_libc.unshare(CLONE_NEWNS), "unshare")
+    _checked(_libc.mount(b"none", b"/", None, MS_REC | MS_PRIVATE, None), "make mounts private")
+
+
+def enter_mount_namespace(namespace: int) -> None:
+    """Enter the mount namespace of a descriptor; root and working directory become its root."""
+    _checked(_libc.setns(namespace, CLONE_NEWNS), "setns")
 
 
 def prctl(option: int, argument: int = 0) -> None:

@@ -36,6 +36,8 @@ class BoxRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Rung of the box."""
     uid: int | None = None
     """Uid leased to it."""
+    server_uid: int | None = None
+    """Uid leased to its warm server."""
     group: str = ""
     """Name of its control group."""
     mounts: tuple[str, ...] = ()

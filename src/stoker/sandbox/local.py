@@ -9,7 +9,7 @@ import contextlib
 import os
 import resource
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,14 +19,13 @@ from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, Limits, Rung
 from stoker.model.tools import (
     ExportResult,
-    LimitKind,
     ReadResult,
     RunRequest,
     Stream,
     Tests,
     Verdict,
 )
-from stoker.sandbox import kernel, procwatch
+from stoker.sandbox import kernel
 from stoker.sandbox.base import BoxOffer, BoxRun
 from stoker.sandbox.cgroups import Group
 from stoker.sandbox.egress.gate import Gate, with_network
@@ -37,7 +36,9 @@ from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import make_public
 from stoker.sandbox.starts import Unstarted, as_reported, unstarted
-from stoker.sandbox.supervise import Ended, Watcher, Work, supervise
+from stoker.sandbox.supervise import Ended, Starter, Watcher, Work, supervise
+from stoker.sandbox.warm import WarmServer
+from stoker.sandbox.watchers import at_most, cpu_of, disk_watcher, mounts_full, tree_watcher
 
 FOLDERS = ("workspace", "tmp", "shm")
 _DESCRIPTORS_MAX = 4096
@@ -59,6 +60,8 @@ class Prepared(msgspec.Struct, kw_only=True):
     """An action ready to be started, with the descriptors to close once it is."""
 
     order: WorkOrder
+    mounts: list[int] = []
+    """Detached mounts for ``order.place``."""
     passed: list[int] = []
     opened: list[int] = []
     """Closed as soon as the process exists."""
@@ -66,6 +69,8 @@ class Prepared(msgspec.Struct, kw_only=True):
     """Read end on which the launcher tells that the program ran, or -1."""
     reported: int = -1
     """Read end on which the program's raw wait status is reported, or -1."""
+    server: WarmServer | None = None
+    """What starts it instead of the maker."""
 
 
 class LocalBox:
@@ -84,6 +89,8 @@ class LocalBox:
         self.record = record
         self.directory = Path(record.directory)
         self.group: Group | None = None
+        self.server: WarmServer | None = None
+        """Its warm server, once there is one."""
         self._backend = backend
         self._files: WorkspaceFiles | None = None
         self._interrupted = False
@@ -148,7 +155,9 @@ class LocalBox:
                 request = gate.through(request, *self._backend.inside_paths(), at)
                 channels = [*channels, gate.channel]
                 opened.append(gate.channel)
-            prepared = self._backend.prepare(self, request, len(opened))
+            prepared = await self._backend.warm_start(self, request, len(opened))
+            if prepared is None:
+                prepared = self._backend.prepare(self, request, len(opened))
             opened += prepared.opened
             limits = self.policy.limits
             if self.group is not None:
@@ -160,13 +169,16 @@ class LocalBox:
                 limits=limits,
                 timeout_seconds=timeout_seconds,
                 group=self.group,
-                passed=[*channels, *prepared.passed],
+                passed=[*prepared.mounts, *channels, *prepared.passed],
                 watchers=self._backend.watchers(self, pid),
-                cpu_seconds=_cpu_of(pid),
+                cpu_seconds=cpu_of(pid),
+                joins=prepared.server is None,
+                spared=self.server.own_pids if self.server else frozenset,
                 wrapped=prepared.status >= 0,
                 started=lambda: _close_all(opened),
             )
-            run = self._finished(asked, await self._supervised(work), prepared)
+            ended = await self._supervised(prepared.server or self._backend.host.maker(), work)
+            run = self._finished(asked, ended, prepared)
             if gate is not None and isinstance(run, BoxRun):
                 run = with_network(run, await gate.close())
             return run
@@ -177,9 +189,9 @@ class LocalBox:
             if prepared is not None:
                 _close_all([d for d in (prepared.status, prepared.reported) if d >= 0])
 
-    async def _supervised(self, work: Work) -> Ended:
+    async def _supervised(self, starter: Starter, work: Work) -> Ended:
         """Run the action as a task of its own, so that ``destroy`` can end it from elsewhere."""
-        self._action = asyncio.ensure_future(supervise(self._backend.host.maker(), work))
+        self._action = asyncio.ensure_future(supervise(starter, work))
         # Whoever was cancelled does not look at it; that is no forgotten error.
         self._action.add_done_callback(lambda a: a.cancelled() or a.exception())
         try:
@@ -196,6 +208,12 @@ class LocalBox:
         self, request: RunRequest, ended: Ended, prepared: Prepared
     ) -> BoxRun | Unstarted:
         result = ended.result
+        gone = prepared.server is not None and prepared.server.dead
+        if gone and not ended.stopped and result.limit is None:
+            raise BoxFailed(
+                f"the server of box {self.box_id} ended while {request.argv[0]!r} ran; "
+                "the program may have run in part"
+            )
         problem = unstarted(ended, prepared.status)
         if problem is not None and not problem.program_missing:
             return problem
@@ -241,6 +259,8 @@ class LocalBox:
         if self._action is not None and not self._action.done():
             self._action.cancel()
             await asyncio.wait([self._action])
+        if self.server is not None:
+            await self.server.close()
         if self._files is not None:
             self._files.close()
         if self.group is not None:
@@ -265,6 +285,12 @@ class LocalBackend(ABC):
     def prepare(self, box: LocalBox, request: RunRequest, channels: int) -> Prepared:
         """Say how ``request`` is started; ``channels`` descriptors follow as 3, 4 …."""
 
+    async def warm_start(
+        self, _box: LocalBox, _request: RunRequest, _channels: int
+    ) -> Prepared | None:
+        """Say how the box's warm server starts ``request``; ``None``: it is started afresh."""
+        return None
+
     @abstractmethod
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse a policy this backend cannot give (``IsolationUnavailable``)."""
@@ -282,10 +308,10 @@ class LocalBackend(ABC):
         """Return the limits that are watched from outside."""
         limits = box.policy.limits
         if self.parts.sized_mounts:
-            return [lambda: _mounts_full(box.record.mounts)]
-        watched = [_disk_watcher(str(box.directory), limits)]
+            return [lambda: mounts_full(box.record.mounts)]
+        watched = [disk_watcher(str(box.directory), limits)]
         if box.group is None:
-            watched.append(_tree_watcher(pid, limits))
+            watched.append(tree_watcher(pid, limits))
         return watched
 
     def rlimits(self, limits: Limits) -> dict[int, tuple[int, int]]:
@@ -298,7 +324,7 @@ class LocalBackend(ABC):
         }
         if not self.parts.group:
             chosen[resource.RLIMIT_AS] = 2 * limits.memory_bytes
-        bounded = {r: _at_most(r, value) for r, value in chosen.items()}
+        bounded = {r: at_most(r, value) for r, value in chosen.items()}
         # The hard limit kills what ignores SIGXCPU.
         bounded[resource.RLIMIT_CPU] = (cpu, cpu + 1)
         return bounded
@@ -309,7 +335,7 @@ class LocalBackend(ABC):
         record = self.host.record(box_id, self.parts.rung)
         self.host.alive.add(box_id)
         try:
-            record = self._planned(record)
+            record = self._planned(record, policy)
             await asyncio.to_thread(self.host.ledger.write, record)
             box = LocalBox(self, record, self._pinned(baseline), policy)
             self.boxes[box_id] = box
@@ -323,13 +349,14 @@ class LocalBackend(ABC):
             raise
         return box
 
-    def _planned(self, record: BoxRecord) -> BoxRecord:
+    def _planned(self, record: BoxRecord, policy: ExecutionPolicy) -> BoxRecord:
         host, parts = self.host, self.parts
         directory = host.work_directory(record.box_id, traversable=parts.leased_uid)
-        uid = host.uids.lease() if parts.leased_uid and host.uids is not None else None
+        leases = host.uids if parts.leased_uid else None
         return msgspec.structs.replace(
             record,
-            uid=uid,
+            uid=leases.lease() if leases else None,
+            server_uid=leases.lease() if leases and policy.warm else None,
             group=host.group_name(record.box_id) if parts.group else "",
             mounts=tuple(str(directory / f) for f in FOLDERS) if parts.sized_mounts else (),
             directory=str(directory),
@@ -391,48 +418,6 @@ class LocalBackend(ABC):
 def _close_all(descriptors: list[int]) -> None:
     while descriptors:
         os.close(descriptors.pop())
-
-
-def _at_most(limit: int, value: int) -> tuple[int, int]:
-    _, hard = resource.getrlimit(limit)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    return value, value
-
-
-def _cpu_of(pid: list[int]) -> Callable[[int], float | None]:
-    def used(main: int) -> float | None:
-        pid[:] = [main]
-        return procwatch.cpu_seconds(main)
-
-    return used
-
-
-def _mounts_full(mounts: tuple[str, ...]) -> LimitKind | None:
-    for mount in mounts:
-        usage = os.statvfs(mount)
-        if usage.f_bavail == 0 or usage.f_ffree == 0:
-            return LimitKind.DISK
-    return None
-
-
-def _disk_watcher(directory: str, limits: Limits) -> Watcher:
-    def full() -> LimitKind | None:
-        used, entries = procwatch.directory_usage(directory, entries_max=limits.files_max)
-        over = used > limits.disk_bytes or entries > limits.files_max
-        return LimitKind.DISK if over else None
-
-    return full
-
-
-def _tree_watcher(pid: list[int], limits: Limits) -> Watcher:
-    def over() -> LimitKind | None:
-        if not pid:
-            return None
-        if procwatch.resident_bytes(pid[0]) > limits.memory_bytes:
-            return LimitKind.MEMORY
-        return LimitKind.PROCESSES if procwatch.tasks(pid[0]) >= limits.processes_max else None
-
-    return over
 
 
 CHANNEL_FIRST = 3

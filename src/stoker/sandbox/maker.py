@@ -11,12 +11,14 @@ gives up new privileges, closes every other descriptor and execs with the enviro
 
 import contextlib
 import fcntl
+import gc
 import os
 import resource
 import select
 import signal
 import socket
 import sys
+from typing import NamedTuple, NoReturn
 
 import msgspec
 
@@ -31,6 +33,7 @@ from stoker.sandbox.making import (
     ToMaker,
     WorkOrder,
 )
+from stoker.sandbox.places import Namespaces, enter
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ToMaker] = msgspec.msgpack.Decoder(ToMaker)
@@ -55,12 +58,23 @@ class _Child:
         self.keeper = keeper
 
 
+class _Spare(NamedTuple):
+    """A child forked ahead that waits for its order: the fork is most of what a start costs us."""
+
+    pid: int
+    errors: int
+    hand_over: socket.socket
+
+
 class Maker:
     """Serves one worker until it closes its socket."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
         self._children: dict[int, _Child] = {}
+        self._namespaces = Namespaces()
+        self._spare: _Spare | None = None
+        gc.freeze()  # else every collection in a child copies pages it shares with us
         self._wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -97,24 +111,61 @@ class Maker:
             self._kill(request.number)
         for descriptor in descriptors:
             os.close(descriptor)
+        if self._spare is None:
+            self._fork_ahead()  # now that no pipe of an action is left for it to hold open
         return True
 
     def _spawn(self, request: Spawn, descriptors: list[int]) -> None:
         order = _orders.decode(_read_all(descriptors[0]))
+        short = self._namespaces.short(order.place) if order.place else None
+        spare, self._spare = self._spare, None
+        if spare is None or not self._handed_over(spare, descriptors, short):
+            errors, errors_write = os.pipe2(os.O_CLOEXEC)
+            try:
+                pid = os.fork()
+            except OSError as error:  # too many processes; those that run are not to die of it
+                os.close(errors)
+                os.close(errors_write)
+                status = _EXIT_NOT_STARTED << 8
+                self._send(Exited(request.number, status, 0.0, 0, str(error), error.errno or 0))
+                return
+            if pid == 0:
+                _become(order, descriptors[1:], errors_write, short)
+            os.close(errors_write)
+        else:
+            pid, errors = spare.pid, spare.errors
+        self._children[pid] = _Child(request.number, errors, keeper=order.keeper)
+        self._send(Spawned(request.number, pid))
+
+    def _handed_over(self, spare: _Spare, descriptors: list[int], short: int | None) -> bool:
+        """Give an order to the waiting child; false when it is gone, and then cleared away."""
+        passed = [*descriptors, *([] if short is None else [short])]
+        try:
+            with spare.hand_over:
+                socket.send_fds(spare.hand_over, [b"x"], passed)
+        except OSError:
+            os.close(spare.errors)
+            return False
+        return True
+
+    def _fork_ahead(self) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         errors, errors_write = os.pipe2(os.O_CLOEXEC)
         try:
             pid = os.fork()
-        except OSError as error:  # too many processes; those that run are not to die of it
+        except OSError:  # the next order is forked when it comes, or says why not
+            for end in (ours, theirs):
+                end.close()
             os.close(errors)
             os.close(errors_write)
-            status = _EXIT_NOT_STARTED << 8
-            self._send(Exited(request.number, status, 0.0, 0, str(error), error.errno or 0))
             return
         if pid == 0:
-            _become(order, descriptors[1:], errors_write)
+            for end in (ours, self._control):
+                end.close()
+            _wait_and_become(theirs, errors_write)
+        theirs.close()
         os.close(errors_write)
-        self._children[pid] = _Child(request.number, errors, keeper=order.keeper)
-        self._send(Spawned(request.number, pid))
+        self._spare = _Spare(pid, errors, ours)
 
     def _kill(self, number: int) -> None:
         for pid, child in self._children.items():
@@ -131,6 +182,10 @@ class Maker:
             if pid == 0:
                 return
             child = self._children.pop(pid, None)
+            if self._spare is not None and pid == self._spare.pid:
+                os.close(self._spare.errors)
+                self._spare.hand_over.close()
+                self._spare = None
             if child is None:
                 continue  # an orphan that came to us as the nearest subreaper
             error = os.read(child.errors, _ERROR_BYTES_MAX).decode(errors="replace")
@@ -152,6 +207,8 @@ class Maker:
             self._control.send(_encoder.encode(message))
 
     def _end_all(self) -> None:
+        if self._spare is not None:
+            os.kill(self._spare.pid, signal.SIGKILL)
         keepers = [pid for pid, child in self._children.items() if child.keeper]
         for pid, child in self._children.items():
             os.kill(pid, signal.SIGTERM if child.keeper else signal.SIGKILL)
@@ -166,7 +223,23 @@ def _read_all(descriptor: int) -> bytes:
 # --- in the child ---------------------------------------------------------------------------
 
 
-def _become(order: WorkOrder, descriptors: list[int], errors: int) -> None:
+def _wait_and_become(hand_over: socket.socket, errors: int) -> NoReturn:
+    """Wait for an order in a child that was forked ahead."""
+    try:
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.set_wakeup_fd(-1)
+        data, descriptors, _, _ = socket.recv_fds(hand_over, 1, DESCRIPTORS_MAX)
+        if data:
+            order = _orders.decode(_read_all(descriptors[0]))
+            mounts = len(order.place.targets) if order.place else 0
+            known = 1 + _STANDARD + order.cgroups + mounts + len(order.targets)
+            short = descriptors[known] if len(descriptors) > known else None
+            _become(order, descriptors[1:known], errors, short)
+    finally:
+        os._exit(_EXIT_NOT_STARTED)
+
+
+def _become(order: WorkOrder, descriptors: list[int], errors: int, short: int | None) -> None:
     """Turn this forked child into the ordered process; never returns."""
     try:
         signal.set_wakeup_fd(-1)
@@ -178,7 +251,12 @@ def _become(order: WorkOrder, descriptors: list[int], errors: int) -> None:
         standard, rest = descriptors[:_STANDARD], descriptors[_STANDARD:]
         for descriptor in rest[: order.cgroups]:
             os.write(descriptor, b"0")
-        errors = _arrange([*standard, *rest[order.cgroups :]], order.targets, errors)
+        rest = rest[order.cgroups :]
+        if order.place is not None:
+            mounts = len(order.place.targets)
+            enter(short, rest[:mounts], order.place.targets)
+            rest = rest[mounts:]
+        errors = _arrange([*standard, *rest], order.targets, errors)
         for name, (soft, hard) in order.rlimits.items():
             resource.setrlimit(name, (soft, hard))
         _drop(order)

@@ -90,12 +90,14 @@ class MakerClient:
     async def spawn(
         self, order: WorkOrder, standard: Sequence[int], passed: Sequence[int] = ()
     ) -> Started:
-        """Start a process; ``passed`` are the cgroup descriptors, then those of ``order.targets``.
+        """Start a process; ``passed``: descriptors of cgroups, of mounts, of ``order.targets``.
 
         Raises:
             BoxFailed: the maker is gone.
         """
-        assert len(passed) == order.cgroups + len(order.targets), "descriptors do not fit the order"
+        mounts = len(order.place.targets) if order.place else 0
+        fits = len(passed) == order.cgroups + mounts + len(order.targets)
+        assert fits, "descriptors do not fit the order"
         started = Started(next(self._numbers), self._loop)
         self._running[started.number] = started
         spec = kernel.memory_file("order", _encoder.encode(order))

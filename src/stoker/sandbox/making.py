@@ -6,6 +6,8 @@ arguments. Shared by both sides and importing nothing of the worker.
 
 import msgspec
 
+from stoker.sandbox.places import Place
+
 PACKET_BYTES_MAX = 64 * 1024
 DESCRIPTORS_MAX = 32
 
@@ -23,6 +25,8 @@ class WorkOrder(msgspec.Struct, kw_only=True):
     rlimits: dict[int, tuple[int, int]] = {}
     cgroups: int = 0
     """Passed descriptors of ``cgroup.procs`` that the child joins by writing ``0``."""
+    place: Place | None = None
+    """A mount namespace of its own; the detached mounts for it follow the cgroups'."""
     targets: list[int] = []
     """Number each further passed descriptor gets in the child."""
     keeper: bool = False
@@ -34,7 +38,7 @@ class WorkOrder(msgspec.Struct, kw_only=True):
 
 
 class Spawn(msgspec.Struct, frozen=True, tag="spawn"):
-    """Start a process. Descriptors: work order, stdin, stdout, stderr, cgroups, targets."""
+    """Start a process. Descriptors: work order, stdin, stdout, stderr, cgroups, mounts, targets."""
 
     number: int
 

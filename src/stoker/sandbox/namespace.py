@@ -5,23 +5,24 @@ pid, mount, ipc, uts and network namespaces. As root (rung a) the maker drops to
 *before* bubblewrap: started as root it would leave /proc/sys writable to the box. The launcher's
 environment is empty and its options come over a descriptor, since both can be read inside.
 
-The fork-server, overlays and checkpoints take their place here later: they replace ``prepare``.
+Where the policy is ``warm``, ``python`` actions are forked by a server in the box (``warm``).
 """
 
 import os
 import stat
 from pathlib import Path
 
-from stoker.errors import IsolationUnavailable
+from stoker.errors import BoxFailed, IsolationUnavailable
 from stoker.model.execution import ExecutionPolicy, Rung, Trust
 from stoker.model.tools import RunRequest
-from stoker.sandbox import kernel, reporter, seccomp
+from stoker.sandbox import kernel, places, reporter, seccomp, warm
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.canary import namespace_offer
 from stoker.sandbox.egress.gate import Gate
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import (
     CHANNEL_FIRST,
+    FOLDERS,
     LocalBackend,
     LocalBox,
     Parts,
@@ -33,7 +34,9 @@ from stoker.sandbox.local import (
 )
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.mounts import MountCheck
-from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
+from stoker.sandbox.places import Place
+from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS, make_public
+from stoker.sandbox.warm import Plan, WarmServer, is_warm_form
 
 _INSIDE_ID = "1000"
 _ENV = Path("/usr/bin/env")
@@ -55,8 +58,13 @@ class NamespaceBackend(LocalBackend):
         self.defences = Defences()
         self._offer: BoxOffer | None = None
         self._mounts = MountCheck()
+        inits = (host.runtime.scripts / reporter.INIT).exists()
+        self._warms = inits and self.parts.leased_uid and self.parts.group
         self._reports = (host.runtime.scripts / reporter.NAME).exists() and _ENV.exists()
         self._system = [o for name in _SYSTEM for o in _system_directory(f"/{name}")]
+        if self.parts.sized_mounts:
+            for name in FOLDERS:
+                make_public(places.ROOT / name)
         self._masks = [path for path in _MASKED if _readable_by_others(path)]
 
     async def offer(self) -> BoxOffer:
@@ -91,8 +99,10 @@ class NamespaceBackend(LocalBackend):
         first = CHANNEL_FIRST + channels
         options_at, filter_at, status_at = first, first + 1, first + 2
         options = [
-            *self._namespaces(),
-            *self._file_system(box),
+            *self._namespaces(_INSIDE_ID),
+            *(["--unshare-pid"] if self.defences.pid_namespace else []),
+            *(["--disable-userns"] if self.defences.disable_user_namespaces else []),
+            *self._file_system(box, masks=self.defences.proc_masks),
             *self._variables(box, request),
             "--chdir", str(Path("/workspace") / inside_directory(request.directory)),
             "--json-status-fd", str(status_at),
@@ -104,6 +114,7 @@ class NamespaceBackend(LocalBackend):
             options += ["--as-pid-1"] if self.defences.pid_namespace else []
         if self.defences.seccomp:
             options += ["--seccomp", str(filter_at)]
+        place, mounts = self._place(box)
         passed = {options_at: kernel.memory_file("options", b"".join(map(_terminated, options)))}
         if self.defences.seccomp:
             program = seccomp.filter_program(kernel.machine())
@@ -118,15 +129,109 @@ class NamespaceBackend(LocalBackend):
                 argv=encoded_argv([launcher, "--args", str(options_at), "--", *argv]),
                 rlimits=self.rlimits(box.policy.limits),
                 cgroups=len(box.group.directories) if box.group else 0,
+                place=place,
                 targets=[*range(CHANNEL_FIRST, first), *passed],
                 identity=box.record.uid,
                 refuse_root=self.parts.leased_uid,
             ),
+            mounts=mounts,
             passed=list(passed.values()),
-            opened=list(passed.values()),
+            opened=[*mounts, *passed.values()],
             status=status,
             reported=reported,
         )
+
+    async def warm_start(
+        self, box: LocalBox, request: RunRequest, channels: int
+    ) -> Prepared | None:
+        """Return an action for the box's warm server, where that does it as a fresh start would."""
+        given = (box.baseline.environment, request.environment)
+        if box.record.server_uid is None or not is_warm_form(request.argv, *given):
+            return None
+        if not self._warms or not self.defences.all_on():
+            return None
+        server = await self._server(box)
+        if server is None:
+            return None
+        directory = str(Path("/workspace") / inside_directory(request.directory))
+        variables = {**self._environment(box, request), "PWD": directory}  # as the launcher does
+        return Prepared(
+            order=WorkOrder(
+                argv=encoded_argv(request.argv),
+                environment=encoded(variables),
+                directory=os.fsencode(directory),
+                rlimits=self.rlimits(box.policy.limits),
+                targets=[CHANNEL_FIRST + n for n in range(channels)],
+            ),
+            server=server,
+        )
+
+    async def _server(self, box: LocalBox) -> WarmServer | None:
+        """Return the box's living server, started where there is none; ``None``: it will not."""
+        if box.server is not None and box.server.dead:
+            await box.server.close()
+            box.server = None
+        if box.server is None:
+            try:
+                box.server = await WarmServer.start(self.host.maker(), self._plan(box))
+            except BoxFailed:
+                self._warms = False  # every action can be started afresh; that is only slower
+        return box.server
+
+    def _plan(self, box: LocalBox) -> Plan:
+        assert box.group is not None, "a warm box is one of rung a"
+        options_at, go_at, info_at = warm.FILTER + 1, warm.FILTER + 2, warm.FILTER + 3
+        home = base_environment(INSIDE, home="/nonexistent", temporary="/tmp")  # noqa: S108 - a path inside
+        options = [
+            *self._namespaces("0"), "--unshare-pid", "--as-pid-1", "--cap-add", "ALL",
+            "--userns-block-fd", str(go_at), "--info-fd", str(info_at),
+            *self._file_system(box, masks=False), "--clearenv",
+            *(o for name, value in home.items() for o in ("--setenv", name, value)),
+            "--chdir", "/",
+        ]  # fmt: skip
+        go, go_write = os.pipe2(os.O_CLOEXEC)
+        info, info_write = os.pipe2(os.O_CLOEXEC)
+        place, mounts = self._place(box)
+        python = f"{INSIDE}/bin/python"
+        argv = [
+            str(self.host.runtime.launcher), "--args", str(options_at), "--", python,
+            f"{INSIDE_SCRIPTS}/box_server.py", f"{INSIDE_SCRIPTS}/{reporter.INIT}", *self._masks,
+        ]  # fmt: skip
+        uid, server = box.record.uid, box.record.server_uid
+        return Plan(
+            order=WorkOrder(
+                argv=encoded_argv(argv),
+                cgroups=len(box.group.directories),
+                place=place,
+                targets=[warm.SOCKET, warm.FILTER, options_at, go_at, info_at],
+                identity=server,
+                refuse_root=True,
+            ),
+            cgroups=box.group.join_descriptors(),
+            mounts=mounts,
+            passed=[
+                kernel.memory_file("filter", seccomp.filter_program(kernel.machine())),
+                kernel.memory_file("options", b"".join(map(_terminated, options))),
+                go,
+                info_write,
+            ],
+            info=info,
+            go=go_write,
+            python=python,
+            maps=(f"0 {server} 1\n{_INSIDE_ID} {uid} 1\n",) * 2,
+        )
+
+    def _apart(self, policy: ExecutionPolicy) -> bool:
+        """Whether its actions start where only the paths of every box are in sight."""
+        return self.parts.sized_mounts and not policy.mounts
+
+    def _place(self, box: LocalBox) -> tuple[Place | None, list[int]]:
+        if not self._apart(box.policy):
+            return None, []
+        files = self.host.runtime
+        shown = [str(p) for p in (files.launcher, files.python, files.scripts, files.etc) if p]
+        mounts = [kernel.detached_mount(mount) for mount in box.record.mounts]
+        return Place(targets=[str(places.ROOT / name) for name in FOLDERS], shown=shown), mounts
 
     def _argv(self, box: LocalBox, request: RunRequest) -> list[str]:
         if box.group is not None:
@@ -135,50 +240,50 @@ class NamespaceBackend(LocalBackend):
         limit = str(box.policy.limits.processes_max)
         return ["/bin/sh", "-c", _NPROC_SHELL, limit, *request.argv]
 
-    def _namespaces(self) -> list[str]:
+    def _namespaces(self, inside_id: str) -> list[str]:
         options = [
             "--unshare-user", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
             "--die-with-parent", "--new-session", "--hostname", "box",
-            "--uid", _INSIDE_ID, "--gid", _INSIDE_ID,
+            "--uid", inside_id, "--gid", inside_id,
         ]  # fmt: skip
-        if self.defences.pid_namespace:
-            options.append("--unshare-pid")
-        if self.defences.disable_user_namespaces:
-            options.append("--disable-userns")
         if self.defences.network_namespace:
             options.append("--unshare-net")
         return options
 
-    def _file_system(self, box: LocalBox) -> list[str]:
+    def _file_system(self, box: LocalBox, *, masks: bool) -> list[str]:
         files, limits = self.host.runtime, box.policy.limits
+        folders = places.ROOT if self._apart(box.policy) else box.directory
         options = [
             "--perms", "0755", "--dir", "/opt", "--ro-bind", str(files.etc), "/etc",
             "--ro-bind", "/usr", "/usr", *self._system,
             "--ro-bind", str(files.python), INSIDE, "--ro-bind", str(files.scripts), INSIDE_SCRIPTS,
             "--dev", "/dev", "--proc", "/proc",
         ]  # fmt: skip
-        if self.defences.proc_masks:
+        if masks:
             options += [o for path in self._masks for o in ("--ro-bind", "/dev/null", path)]
             options += ["--ro-bind", "/proc/sys", "/proc/sys"]
         if self.parts.sized_mounts:
-            options += ["--bind", str(box.directory / "tmp"), "/tmp"]  # noqa: S108 - a path inside
-            options += ["--bind", str(box.directory / "shm"), "/dev/shm"]  # noqa: S108 - a path inside
+            options += ["--bind", str(folders / "tmp"), "/tmp"]  # noqa: S108 - a path inside
+            options += ["--bind", str(folders / "shm"), "/dev/shm"]  # noqa: S108 - a path inside
         else:
             for target in ("/tmp", "/dev/shm"):  # noqa: S108 - paths inside
                 options += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", target]
-        options += ["--bind", str(box.directory / "workspace"), "/workspace"]
+        options += ["--bind", str(folders / "workspace"), "/workspace"]
         for mount in box.policy.mounts:
             kind = "--bind" if mount.writable else "--ro-bind"
             options += [kind, mount.source, mount.target]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
-    def _variables(self, box: LocalBox, request: RunRequest) -> list[str]:
-        variables = {
+    def _environment(self, box: LocalBox, request: RunRequest) -> dict[str, str]:
+        return {
             **base_environment(INSIDE, home="/workspace", temporary="/tmp"),  # noqa: S108 - a path inside
             "USER": "agent",
             **box.baseline.environment,
             **request.environment,
         }
+
+    def _variables(self, box: LocalBox, request: RunRequest) -> list[str]:
+        variables = self._environment(box, request)
         encoded(variables)
         options = ["--clearenv"]
         for name, value in variables.items():
@@ -195,6 +300,10 @@ class Defences:
         self.network_namespace = True
         self.disable_user_namespaces = True
         self.proc_masks = True
+
+    def all_on(self) -> bool:
+        """Whether none is switched off."""
+        return all(vars(self).values())
 
 
 def _parts(host: SandboxHost, rung: Rung | None) -> Parts:

@@ -14,6 +14,9 @@ import struct
 
 STATUS_DESCRIPTOR = 19
 NAME = "reporter"
+INIT = "init"
+"""Another such program: process 1 of an action that the box's server forked. It lets the kernel
+reap orphans (sigaction(SIGCHLD, SIG_IGN)) and does nothing (pause) until it is killed."""
 
 _CODE = {
     "x86_64": (
@@ -23,6 +26,9 @@ _CODE = {
         "7f000000b8e70000000f05"
     ),
 }
+_INIT_CODE = {
+    "x86_64": ("6a006a006a006a014889e6bf1100000031d241ba08000000b80d0000000f05b8220000000f05ebf7"),
+}
 _MACHINE_NUMBERS = {"x86_64": 62}
 _BASE = 0x400000
 _HEADERS_BYTES = 64 + 56
@@ -30,9 +36,18 @@ _HEADERS_BYTES = 64 + 56
 
 def program(machine: str) -> bytes:
     """Return the program as an executable file; empty where there is none for ``machine``."""
-    if machine not in _CODE:
+    return _executable(machine, _CODE)
+
+
+def init_program(machine: str) -> bytes:
+    """Return process 1 of a forked action, likewise."""
+    return _executable(machine, _INIT_CODE)
+
+
+def _executable(machine: str, codes: dict[str, str]) -> bytes:
+    if machine not in codes:
         return b""
-    code = bytes.fromhex(_CODE[machine])
+    code = bytes.fromhex(codes[machine])
     size = _HEADERS_BYTES + len(code)
     entry = _BASE + _HEADERS_BYTES
     header = struct.pack(

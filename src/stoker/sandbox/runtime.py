@@ -35,7 +35,7 @@ _LEFT_OUT = {
     "test", "idlelib", "tkinter", "ensurepip", "turtledemo", "lib2to3", "pydoc_data",
     "site-packages", "dist-packages",
 }  # fmt: skip
-_SCRIPTS = ("judge_main.py", "solution_server.py", "crossing.py", "way_out.py")
+_SCRIPTS = ("judge_main.py", "solution_server.py", "crossing.py", "way_out.py", "box_server.py")
 _EGRESS = ("addresses.py", "hello.py", "inject.py", "proxy.py", "main.py")
 
 
@@ -168,8 +168,12 @@ def _etc(directory: Path) -> Path:
 def _script_contents() -> dict[str, bytes]:
     here = Path(__file__).parent / "inside"
     contents = {name: (here / name).read_bytes() for name in _SCRIPTS}
-    program = reporter.program(kernel.machine())
-    return {**contents, reporter.NAME: program} if program else contents
+    machine = kernel.machine()
+    programs = {
+        reporter.NAME: reporter.program(machine),
+        reporter.INIT: reporter.init_program(machine),
+    }
+    return {**contents, **{name: program for name, program in programs.items() if program}}
 
 
 def _egress_contents() -> dict[str, bytes]:

@@ -10,6 +10,7 @@ Source: docs/design/0003; numbers from the kernel's unistd tables.
 """
 
 import errno
+import functools
 import socket
 import struct
 
@@ -125,6 +126,7 @@ def allowed_ranges(machine: str) -> list[tuple[int, int]]:
     return ranges
 
 
+@functools.cache
 def filter_program(machine: str, *, sockets: bool = True) -> bytes:
     """Return the program for ``machine``; ``sockets=False`` refuses every new socket (rung d)."""
     checked = _CHECKED[machine]

@@ -13,6 +13,7 @@ import fcntl
 import os
 import signal
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -20,7 +21,7 @@ from stoker.model.completion import Usage
 from stoker.model.execution import Limits
 from stoker.model.tools import LimitKind, RunResult, Stream
 from stoker.sandbox.cgroups import Counters, Group, kill_all
-from stoker.sandbox.maker_client import MakerClient, Started
+from stoker.sandbox.maker_client import Started
 from stoker.sandbox.making import Exited, WorkOrder
 
 _READ_BYTES = 256 * 1024
@@ -35,6 +36,23 @@ _SIGNAL_OFFSET = 128
 Watcher = Callable[[], LimitKind | None]
 
 
+class Starter(Protocol):
+    """What starts processes: the maker, or the warm server of a box."""
+
+    dead: bool
+    """It is gone, and what it ran with it."""
+
+    async def spawn(
+        self, order: WorkOrder, standard: Sequence[int], passed: Sequence[int] = ()
+    ) -> Started:
+        """Start a process."""
+        ...
+
+    async def kill(self, started: Started) -> None:
+        """Ask for its end."""
+        ...
+
+
 class Work(msgspec.Struct, kw_only=True):
     """One action, ready to start."""
 
@@ -44,11 +62,15 @@ class Work(msgspec.Struct, kw_only=True):
     timeout_seconds: float
     group: Group | None = None
     passed: Sequence[int] = ()
-    """Descriptors for ``order.targets``; the caller owns and closes them."""
+    """Descriptors for ``order.place`` and ``order.targets``; the caller owns and closes them."""
     watchers: Sequence[Watcher] = ()
     """Further limits, asked at every tick (disk, memory without cgroup)."""
     cpu_seconds: Callable[[int], float | None] | None = None
     """CPU time so far of the action with this main pid, where there is no cgroup."""
+    joins: bool = True
+    """Whether it joins the group; what a warm server forks is in it."""
+    spared: Callable[[], frozenset[int]] = frozenset
+    """Processes of the group that are no action's: those of the box's warm server."""
     wrapped: bool = False
     """The main process is a launcher that reports a signal as 128 + number."""
     started: Callable[[], None] | None = None
@@ -137,7 +159,7 @@ class _Feed:
 
 
 class _Supervision:
-    def __init__(self, maker: MakerClient, work: Work) -> None:
+    def __init__(self, maker: Starter, work: Work) -> None:
         self._maker = maker
         self._work = work
         self._before = work.group.counters() if work.group else None
@@ -171,7 +193,7 @@ class _Supervision:
         work = self._work
         feed = _Feed(work.stdin) if work.stdin else None
         stdin = feed.read_end if feed else os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        joins = work.group.join_descriptors() if work.group else []
+        joins = work.group.join_descriptors() if work.group and work.joins else []
         self._feed = feed
         try:
             self._started = await self._maker.spawn(
@@ -198,19 +220,22 @@ class _Supervision:
     async def _kill(self) -> None:
         if self._started is not None:
             await self._maker.kill(self._started)
+        await self._kill_group()
+
+    async def _kill_group(self) -> None:
         if self._work.group is not None:
-            await kill_all(self._work.group.directories)
+            await kill_all(self._work.group.directories, self._work.spared)
 
     async def _clear(self) -> None:
         """Kill what is left of the action, then empty the pipes."""
         if self._started is not None and not self._started.exited.done():
             await self._maker.kill(self._started)
-        if self._work.group is not None:
-            await kill_all(self._work.group.directories)
+        await self._kill_group()
         if self._stopping is not None:
             await self._stopping
         if self._started is not None:
             await asyncio.wait([self._started.exited])
+        await self._kill_group()  # a server that died meanwhile spares nobody any more
         if self._feed is not None:
             self._feed.close()
         await asyncio.wait([self._out.ended, self._err.ended], timeout=_DRAIN_SECONDS)
@@ -279,7 +304,7 @@ class _Supervision:
         )
 
 
-async def supervise(maker: MakerClient, work: Work) -> Ended:
+async def supervise(maker: Starter, work: Work) -> Ended:
     """Run ``work`` to its end; afterwards none of its processes is alive.
 
     Raises:

@@ -1,0 +1,32 @@
+"""The peer of a warm action, a script of its own: for each line it is sent, one bare fork.
+
+The fork goes into fresh process, mount, ipc and uts namespaces, and is answered once it has ended.
+"""
+
+import ctypes
+import os
+import sys
+
+_NEW_PID = 0x20000000
+_NEW_NAMESPACES = 0x20000 | 0x08000000 | 0x04000000
+
+
+def main() -> None:
+    """Fork as often as asked."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    own = os.open("/proc/self/ns/pid", os.O_RDONLY)
+    while sys.stdin.buffer.readline():
+        if libc.unshare(_NEW_PID):
+            raise OSError(ctypes.get_errno(), "unshare")
+        pid = os.fork()
+        if pid == 0:
+            os._exit(libc.unshare(_NEW_NAMESPACES))
+        libc.setns(own, _NEW_PID)
+        _, status = os.waitpid(pid, 0)
+        assert status == 0, "the child could not take its namespaces"
+        sys.stdout.buffer.write(b"\n")
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,391 @@
+"""Warm boxes: python actions forked in the box are what fresh ones are, and as well contained."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from stoker.errors import BoxFailed
+from stoker.model.execution import Baseline, Rung
+from stoker.model.tools import LimitKind, RunRequest, RunResult
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.local import LocalBox
+from stoker.sandbox.warm import is_warm_form
+from support import attacks, sandbox
+from support.sandbox import MARK, PATIENCE, SMALL, backend_of, needs_root, policy_of
+
+ROOTED = [needs_root, pytest.mark.root]
+WARM = msgspec.structs.replace(policy_of(Rung.ROOT), warm=True)
+
+FILES = {
+    "show.py": b"import sys, os\nprint(sys.argv, sys.path[0], __name__, __file__, os.getcwd())\n"
+    b"print(sorted(globals()), type(__loader__).__name__, __spec__, __package__)\n",
+    "sub/sibling.py": b"import beside\nprint(beside.VALUE, beside.__file__)\n",
+    "sub/beside.py": b"VALUE = 'beside'\n",
+    "package/__init__.py": b"",
+    "package/__main__.py": b"import sys\nprint(sys.argv, __name__, __spec__.name, sys.path[0])\n",
+    "raises.py": b"def f():\n    raise ValueError('no')\n\n\nf()\n",
+    "broken.py": b"x = 1\ny = = 2\n",
+    "latin.py": b"# coding: latin-1\nprint('\xe9'.encode())\n",
+    "beside_me.py": b"class B:\n    def __del__(self):\n        print('b', B)\n\n\nb = B()\n",
+    "folder/__main__.py": b"import sys\nprint('a folder', sys.argv)\n",
+}
+SAME = {
+    "arguments and place": (
+        ("python", "-c", "import sys,os; print(sys.argv, sys.path, os.getcwd())", "a", "-b"),
+    ),
+    "interpreter": (
+        (
+            "python", "-c",
+            "import sys; print(sys.flags, sys.executable, sys.prefix, sys.orig_argv, sys.version)",
+        ),
+        ("python3", "-c", "import sys; print(sys.orig_argv)"),
+    ),
+    "variables": (("python", "-c", "import os; print(sorted(os.environ.items()))"),),
+    "the main module": (
+        ("python", "-c", "print(sorted(globals()), __loader__, __spec__, __package__, __doc__)"),
+    ),
+    "streams": (
+        (
+            "python", "-c",
+            ("import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n"
+            "    print(s, s.line_buffering, s.newlines, s.seekable(), s.isatty(), s.buffer.raw)"),
+        ),
+        ("python", "-c", "import sys; print(ascii(sys.stdin.read()))"),
+        ("python", "-c", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read()[::-1])"),
+    ),
+    "files": (
+        ("python", "show.py", "1", "--two"),
+        ("python", "./sub/sibling.py"),
+        ("python", "latin.py"),
+        ("python", "folder", "x"),
+        ("python", "missing.py"),
+        ("python", "/workspace/show.py"),
+    ),
+    "modules": (
+        ("python", "-m", "package", "1"),
+        ("python", "-m", "json.tool", "missing.json"),
+        ("python", "-m", "nothing_of_this_name"),
+    ),
+    "exceptions": (
+        ("python", "-c", "1/0"),
+        ("python", "raises.py"),
+        ("python", "./raises.py"),
+        ("python", "sub/../raises.py"),
+        ("python", "broken.py"),
+        ("python", "-c", "x = = 1"),
+        ("python", "-m", "raises"),
+        ("python", "-c", "import sys; sys.excepthook = lambda *a: print('hook', a[0]); 1/0"),
+    ),
+    "endings": (
+        ("python", "-c", "raise SystemExit"),
+        ("python", "-c", "raise SystemExit(7)"),
+        ("python", "-c", "raise SystemExit('said')"),
+        ("python", "-c", "import os; os._exit(9)"),
+        ("python", "-c", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"),
+        ("python", "-c", "import os; os.abort()"),
+        (
+            "python", "-c",
+            ("import atexit, threading\natexit.register(print, 'at exit')\n"
+            "threading.Thread(target=lambda: print('thread')).start()\nprint('main')"),
+        ),
+    ),
+    "what is left at the end": (
+        ("python", "-c", "class A:\n    def __del__(self): print('gone', A.__name__)\na = A()"),
+        ("python", "-c", "f = open('left.txt', 'w')\nf.write('unflushed')"),
+        ("python", "-c", "print(open('left.txt').read())"),
+        ("python", "-c", "import beside_me\nprint('end')"),
+        ("python", "-c", "import sys\nsys.stdout.write('x')\nsys.stdout = None"),
+        ("python", "-c", "import sys\nsys.stdout.close()"),
+        ("python", "-c", "raise KeyboardInterrupt"),
+        ("python", "-c", "raise BaseException('base')"),
+        ("python", "-c", "import os\nprint(os.fork() > 0, flush=True)"),
+        (
+            "python", "-c",
+            (
+                "import threading, time\nt = threading.Thread(target=time.sleep, args=(99,))\n"
+                "t.daemon = True\nt.start()\nprint('main')"
+            ),
+        ),
+        (
+            "python", "-c",
+            (
+                "import atexit\nclass F:\n    def __repr__(self): return 'F'\n"
+                "    def __call__(self): 1 / 0\natexit.register(F())"
+            ),
+        ),
+        ("python", "-c", "a = []\na.append(a)\nclass C:\n    pass\nprint('cycle')"),
+    ),
+    "processes": (
+        ("python", "-c", "import os; print(os.getuid(), os.getgid(), os.getgroups())"),
+        ("python", "-c", "import subprocess; print(subprocess.check_output(['id', '-u']))"),
+        (
+            "python", "-c",
+            ("import multiprocessing as m\nif __name__ == '__main__':\n"
+            "    with m.Pool(2) as p: print(p.map(abs, [-1, 2]))"),
+        ),
+        ("python", "-c", "import signal; print([signal.getsignal(n) for n in (2, 13, 17, 25)])"),
+        ("python", "-c", "import resource as r; print([r.getrlimit(n) for n in (0, 1, 4, 7)])"),
+        ("python", "-c", "import os; print(sorted(os.listdir('/proc/self/fd')))"),
+        ("python", "-c", "import os, socket; print(socket.gethostname(), os.umask(0))"),
+        (
+            "python", "-c",
+            (
+                "import re\nlines = re.sub('[ug]id=[0-9]+', '', open('/proc/mounts').read())\n"
+                "print(*sorted(lines.splitlines()), sep='\\n')"
+            ),
+        ),
+    ),
+}  # fmt: skip
+
+
+async def result_of(box: LocalBox, argv: tuple[str, ...], seconds: float = PATIENCE) -> RunResult:
+    request = RunRequest(argv=argv, stdin="é\r\n\0z".encode())
+    return (await box.run(request, timeout_seconds=seconds)).result
+
+
+def in_warm_box(state: Path, body: Callable[[LocalBox], object], policy: object = WARM) -> None:
+    async def whole() -> None:
+        async with SandboxHost.open(state) as host:
+            backend = backend_of(host, Rung.ROOT)
+            box = await backend.create("box_warm", Baseline(), policy)  # type: ignore[arg-type]
+            await body(box)  # type: ignore[misc]
+            await backend.close()
+            assert host.leaked() == 0
+        assert sandbox.marked_pids() == []
+
+    sandbox.run(whole)
+
+
+@needs_root
+@pytest.mark.root
+@pytest.mark.parametrize("kind", SAME)
+def test_a_forked_program_is_what_a_fresh_one_is(tmp_path: Path, kind: str) -> None:
+    async def body(warm: LocalBox) -> None:
+        fresh = await warm._backend.create("box_fresh", Baseline(), policy_of(Rung.ROOT))
+        for box in (warm, fresh):
+            await box.write_files(FILES)
+        for argv in SAME[kind]:
+            expected = await result_of(fresh, argv)
+            assert await result_of(warm, argv) == expected, argv
+        assert warm.server is not None
+        assert not warm.server.dead
+        assert fresh.server is None
+
+    in_warm_box(tmp_path, body)
+
+
+@needs_root
+@pytest.mark.root
+def test_actions_share_files_and_nothing_else(tmp_path: Path) -> None:
+    async def body(box: LocalBox) -> None:
+        first = await result_of(
+            box,
+            ("python", "-c", (f"import os, random\nopen('/tmp/kept', 'w').write('x')\n"
+             f"if os.fork() == 0:\n    os.setsid()\n    os.execvp('sleep', ['sleep', '{MARK}'])\n"
+             "print(random.random(), os.urandom(8), os.listdir('/tmp'))")),
+        )  # fmt: skip
+        assert sandbox.marked_pids() == []
+        second = await result_of(
+            box,
+            ("python", "-c", ("import os, random\nprint(random.random(), os.urandom(8), "
+             "os.listdir('/tmp'))\nprint(sorted(p for p in os.listdir('/proc') if p.isdigit()))")),
+        )  # fmt: skip
+        kept, pids = second.stdout.kept.splitlines()
+        assert kept != first.stdout.kept.strip()
+        assert kept.endswith(b"['kept']")
+        assert pids == b"['1', '2']"
+        told = await result_of(box, ("sh", "-c", "cat /tmp/kept"))  # by a launcher, in between
+        assert told.stdout.kept == b"x"
+        server = box.server
+        assert (await result_of(box, ("python", "-c", "print(1)"))).ok
+        assert box.server is server
+
+    in_warm_box(tmp_path, body)
+
+
+@needs_root
+@pytest.mark.root
+def test_what_a_box_would_run_at_an_interpreter_s_start_never_runs_in_the_server(
+    tmp_path: Path,
+) -> None:
+    trap = b"import os, sys; sys.stderr.write('%d\\n' % os.getuid())"
+    site = f".local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+    async def body(box: LocalBox) -> None:
+        for _ in range(2):
+            await box.write_files(
+                {f"{site}/usercustomize.py": trap, "json.py": trap, "encodings.py": trap}
+            )
+            seen = await result_of(box, ("python", "-c", "print(1)"))
+            assert (seen.stdout.kept, seen.stderr.kept) == (b"1\n", b"1000\n")
+            assert box.server is not None
+            await box.server.close()  # the next one starts among these files
+
+    in_warm_box(tmp_path, body)
+
+
+@needs_root
+@pytest.mark.root
+def test_limits_and_deadlines_hold_and_the_box_goes_on(tmp_path: Path) -> None:
+    async def body(box: LocalBox) -> None:
+        spin = ("python", "-c", "while True: pass")
+        late = await result_of(box, ("python", "-c", "import signal; signal.pause()"), seconds=0.3)
+        assert (late.timed_out, late.limit) == (True, None)
+        for argv, limit in (
+            (spin, LimitKind.CPU),
+            (("python", "-c", attacks.HOG), LimitKind.MEMORY),
+            (("python", "-c", "while True: print('x' * 9999)"), LimitKind.OUTPUT),
+            (("python", "-c", attacks.BOMB), LimitKind.PROCESSES),
+        ):
+            seen = await result_of(box, argv)
+            assert seen.limit is limit, (argv, seen)
+            on = await result_of(box, ("python", "-c", "print('on')"))
+            assert on.stdout.kept == b"on\n"
+
+    limits = msgspec.structs.replace(SMALL, cpu_seconds=0.6)
+    in_warm_box(tmp_path, body, msgspec.structs.replace(WARM, limits=limits))
+
+
+@needs_root
+@pytest.mark.root
+def test_a_server_that_dies_fails_its_action_and_is_made_anew(tmp_path: Path) -> None:
+    async def body(box: LocalBox) -> None:
+        assert (await result_of(box, ("python", "-c", "pass"))).ok
+        assert box.server is not None
+        running = asyncio.ensure_future(
+            result_of(box, ("python", "-c", f"import os; os.execvp('sleep', ['sleep', '{MARK}'])"))
+        )
+        while not sandbox.marked_pids():
+            assert not running.done()
+            await asyncio.sleep(0.01)
+        for pid in box.server.own_pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(BoxFailed, match="may have run in part"):
+            await running
+        assert sandbox.marked_pids() == []
+        assert (await result_of(box, ("python", "-c", "pass"))).ok
+
+    in_warm_box(tmp_path, body)
+
+
+@needs_root
+@pytest.mark.root
+def test_an_action_cannot_reach_the_server(tmp_path: Path) -> None:
+    script = """
+import ctypes, errno, os, signal
+libc = ctypes.CDLL(None, use_errno=True)
+def refused(what):
+    try:
+        what()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "possible"
+def call(*args):
+    if libc.syscall(*args) < 0:
+        raise OSError(ctypes.get_errno(), "")
+print([refused(w) for w in (
+    lambda: os.kill(1, signal.SIGKILL),
+    lambda: open("/proc/1/environ").read(),
+    lambda: open("/proc/1/mem", "rb"),
+    lambda: os.listdir("/proc/1/fd"),
+    lambda: os.readlink("/proc/1/root"),
+    lambda: os.setuid(0),
+    lambda: open("/proc/sys/user/max_user_namespaces", "w"),
+    lambda: call(272, 0x10000000),
+    lambda: call(272, 0x20000),
+    lambda: call(308, 0, 0),
+    lambda: call(166, b"/proc", 2),
+    lambda: os.mount if hasattr(os, "mount") else call(165, b"x", b"/tmp", b"tmpfs", 0, None),
+)])
+print(sorted(os.listdir("/proc/self/fd")), os.getpid(), os.getppid())
+os.kill(-1, signal.SIGKILL)
+"""
+
+    async def body(box: LocalBox) -> None:
+        seen = await result_of(box, ("python", "-c", script))
+        lines = seen.stdout.kept.decode().splitlines()
+        assert "possible" not in lines[0], lines
+        assert lines[1] == "['0', '1', '2', '3'] 2 0"
+        assert (await result_of(box, ("python", "-c", "pass"))).ok
+        assert box.server is not None
+        assert not box.server.dead
+
+    in_warm_box(tmp_path, body)
+
+
+@needs_root
+@pytest.mark.root
+def test_a_killed_worker_s_warm_box_is_swept(tmp_path: Path) -> None:
+    script = f"""
+import asyncio, sys
+from pathlib import Path
+from security import test_warm as t
+async def main():
+    async with t.SandboxHost.open(Path(sys.argv[1])) as host:
+        box = await t.backend_of(host, t.Rung.ROOT).create("box_1", t.Baseline(), t.WARM)
+        code = "import os; print('ready'); os.execvp('sleep', ['sleep', '{MARK}'])"
+        await asyncio.gather(t.result_of(box, ("python", "-c", code), 600), told())
+async def told():
+    while not t.sandbox.marked_pids():
+        await asyncio.sleep(0.01)
+    print("ready", flush=True)
+t.sandbox.MARK = "{MARK}"
+asyncio.run(main())
+"""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert holder.stdout is not None
+    with holder.stdout:
+        try:
+            assert holder.stdout.readline() == b"ready\n"
+        finally:
+            holder.send_signal(signal.SIGKILL)
+            holder.wait(30)
+
+    async def body() -> None:
+        async with SandboxHost.open(tmp_path) as host:
+            assert await host.sweep() == 1
+            assert host.leaked() == 0
+
+    sandbox.run(body)
+    assert sandbox.marked_pids() == []
+
+
+@pytest.mark.parametrize(
+    ("argv", "given", "warm"),
+    [
+        (("python", "-c", "1"), {}, True),
+        (("python3", "x.py", "-v"), {}, True),
+        (("python", "-m", "m"), {"A": "b"}, True),
+        (("python",), {}, False),
+        (("python", "-c"), {}, False),
+        (("python", "-"), {}, False),
+        (("python", ""), {}, False),
+        (("python", "-u", "x.py"), {}, False),
+        (("python", "-cpass"), {}, False),
+        (("/usr/bin/python", "x.py"), {}, False),
+        (("sh", "-c", "python x.py"), {}, False),
+        (("python", "x.py"), {"PYTHONHASHSEED": "0"}, False),
+        (("python", "x.py"), {"PATH": "/workspace"}, False),
+        (("python", "x.py"), {"LC_ALL": "C"}, False),
+        (("python", "x.py"), {"HOME": "/tmp"}, False),
+        (("python", "x.py"), {"LD_PRELOAD": "x"}, False),
+    ],
+)
+def test_only_plain_starts_of_the_interpreter_are_forked(
+    argv: tuple[str, ...],
+    given: dict[str, str],
+    warm: bool,  # noqa: FBT001 - a table's column
+) -> None:
+    assert is_warm_form(argv, {}, given) is warm
+    assert is_warm_form(argv, given, {}) is warm
