@@ -203,7 +203,7 @@ def test_a_withdrawn_call_in_a_long_queue_is_forgotten() -> None:
             task.cancel()
         await turns_of_loop()
         assert lane.ready_depth() == 2
-        assert len(lane._ready._heap) < 100
+        assert len(lane._ready._open._heap) < 100
         await asyncio.gather(running, next_one, tasks[0])
         assert _issued(model) == ["running", "next", "r0"]
         assert lane.room() == 1

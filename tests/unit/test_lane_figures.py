@@ -73,11 +73,11 @@ def test_idle_while_ready_is_measured_and_can_be_seen() -> None:
         lane = lane_over(model)
         first = asyncio.create_task(lane.generate(request("a"), (0,)))
         await asyncio.sleep(0)
-        lane.__dict__["_choose"] = lambda _call: None  # a lane that overlooks its room
+        lane._ready.__dict__["next"] = lambda _now: None  # a lane that overlooks its room
         second = asyncio.create_task(lane.generate(request("b"), (0,)))
         await asyncio.sleep(5)
         assert lane.figures().idle_while_ready_share == pytest.approx(1)
-        del lane.__dict__["_choose"]
+        del lane._ready.__dict__["next"]
         lane.resume()
         await asyncio.gather(first, second)
         assert lane.totals().idle_while_ready_seconds == pytest.approx(5)

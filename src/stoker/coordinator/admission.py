@@ -2,15 +2,21 @@
 
 A rollout that waits for a tool holds no room in the lane, so a full lane needs more rollouts than
 its window: by Little's law N* = Z·µ + B (think time Z, calls a second at full windows µ, window B;
-``facts``: N* = (Z + a + cB)·µ). ``adaptive`` starts at ``active_start`` and moves in bounded steps:
+``facts``: N* = (Z + a + cB)·µ). ``decide`` starts at ``active_start`` and moves in bounded steps:
 
 - up, while the lane has unused window with nothing ready, the target is what limits the number of
   rollouts, and no mark is passed: towards N* where that can be measured, else by a quarter;
 - not at all, while work queues beyond a *hold* mark: more rollouts would only wait elsewhere;
-- down by a tenth, when a *lower* mark is passed twice running, then not again for a while.
+- down by a tenth, when a *lower* mark is passed twice running, then not again for a while. Queues
+  alone never lower it below N*, Z taken without the time in those queues: fewer rollouts than that
+  would starve the lane. Memory and results that nobody takes do.
 
-Knows neither rollouts nor boxes, only counts; holds nothing back itself: the coordinator asks.
-(Holding rollouts for room in the KV cache, the tau-working-set, comes with the lane issue.)
+``parallelism`` bounds the model calls one rollout has on the lane at once: halved while a lower
+mark of a queue is passed, doubled back to no bound when none is.
+
+Which contexts the KV caches are left to, and so which calls are parked, is the working set's part
+(``working_set``); here it shows as a lane without room. Knows neither rollouts nor boxes, only
+counts; holds nothing back itself: the coordinator asks.
 """
 
 import math
@@ -37,6 +43,8 @@ SETTLE_SECONDS = 1.0
 """Between two changes upwards: a change must show before the next."""
 LOWER_PAUSE_SECONDS = 5.0
 """After lowering, neither lowered nor raised for so long."""
+PARALLELISM_MAX = 64
+"""Calls of one rollout at once from which there is no bound."""
 _LOWER_SAMPLES = 2
 
 
@@ -65,8 +73,23 @@ class AdmissionSample(msgspec.Struct, frozen=True, kw_only=True):
     """Mean time of a model call."""
     think_seconds: float | None = None
     """Mean time of a rollout from an answer to its next model call (tools, queues, program)."""
+    queued_seconds: float = 0.0
+    """Part of ``think_seconds`` that its actions waited for a worker."""
     capacity_calls_per_second: float | None = None
     """Of the lane at full windows; ``None``: taken from ``service_seconds``."""
+
+
+class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is decided, and what the next decision must know of the last ones."""
+
+    target: int
+    """Rollouts that may be active."""
+    parallelism: int = PARALLELISM_MAX
+    """Model calls one rollout may have on the lane at once."""
+    changed_at: float = -math.inf
+    quiet_until: float = -math.inf
+    pressed: int = 0
+    """Samples running in which a lower mark was passed."""
 
 
 class AdmissionChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +108,32 @@ class _Mark(msgspec.Struct, frozen=True, kw_only=True):
     value: float
     hold: float
     lower: float
+    queues: bool
+    """Work that only waits: pressing below saturation would starve the lane."""
+
+    @property
+    def lowers(self) -> bool:
+        return self.value >= self.lower
+
+
+def decide(
+    state: AdmissionState, sample: AdmissionSample, *, active_max: int, now: float
+) -> tuple[AdmissionState, AdmissionChange | None]:
+    """Return the state after ``sample``, and the change of the target if there is one. Pure."""
+    marks = _marks(sample)
+    lowering = [mark for mark in marks if mark.lowers]
+    state = msgspec.structs.replace(
+        state,
+        pressed=state.pressed + 1 if lowering else 0,
+        parallelism=_parallelism(state.parallelism, any(mark.queues for mark in lowering)),
+    )
+    if now < state.quiet_until:
+        return state, None
+    if state.pressed >= _LOWER_SAMPLES:
+        return _lower(state, sample, lowering, now)
+    if any(mark.value >= mark.hold for mark in marks):
+        return state, None
+    return _raise(state, sample, active_max, now)
 
 
 class Admission:
@@ -99,34 +148,33 @@ class Admission:
         self._clock = clock
         self._fixed = settings.mode == "fixed"
         start = settings.active_max if self._fixed else settings.active_start
-        self._target = min(start, settings.active_max)
-        self._changed_at = -math.inf
-        self._quiet_until = -math.inf
-        self._pressed = 0
+        self._state = AdmissionState(target=min(start, settings.active_max))
 
     def target(self) -> int:
         """Return how many rollouts may be active now."""
-        return self._target
+        return self._state.target
+
+    def parallelism(self) -> int | None:
+        """Return how many model calls a rollout may have on the lane at once; ``None``: any."""
+        bound = self._state.parallelism
+        return bound if bound < PARALLELISM_MAX else None
 
     def observe(self, sample: AdmissionSample) -> AdmissionChange | None:
         """Take one sample, about once a second; return the change it led to, if any."""
         if self._fixed:
             return None
-        now = self._clock.monotonic()
-        marks = _marks(sample)
-        self._pressed = self._pressed + 1 if any(m.value >= m.lower for m in marks) else 0
-        if now < self._quiet_until:
-            return None
-        if self._pressed >= _LOWER_SAMPLES:
-            return self._lower(now, sample, marks)
-        if any(mark.value >= mark.hold for mark in marks):
-            return None
-        return self._raise(now, sample)
+        self._state, change = decide(
+            self._state,
+            sample,
+            active_max=self._settings.active_max,
+            now=self._clock.monotonic(),
+        )
+        return change
 
     def may_admit(self, active: int, *, boxes_reserved: int, boxes_needed: int) -> str | None:
         """Return why one more rollout that needs ``boxes_needed`` is held, or ``None``."""
-        if active >= self._target:
-            return f"{active} rollouts are active and the target is {self._target}"
+        if active >= self.target():
+            return f"{active} rollouts are active and the target is {self.target()}"
         if boxes_reserved + boxes_needed > self._boxes_max:
             return (
                 f"{boxes_reserved} of {self._boxes_max} boxes are reserved and it needs "
@@ -149,57 +197,81 @@ class Admission:
                 f"Set admission.boxes_max to {boxes_needed * self._partition.count} or more."
             )
 
-    def _lower(
-        self, now: float, sample: AdmissionSample, marks: list[_Mark]
-    ) -> AdmissionChange | None:
-        self._pressed = 0
-        self._quiet_until = now + LOWER_PAUSE_SECONDS
-        passed = max((m for m in marks if m.value >= m.lower), key=lambda m: m.value / m.lower)
-        # What is active now is what presses; a target above it would take steps to have any effect.
-        current = min(self._target, max(sample.active, 1))
-        after = max(1, math.floor(current * LOWER_FACTOR))
-        return self._move(
-            now, after, f"{passed.what} is {passed.value:.2f}, past its mark {passed.lower:.2f}"
-        )
 
-    def _raise(self, now: float, sample: AdmissionSample) -> AdmissionChange | None:
-        if now - self._changed_at < SETTLE_SECONDS or sample.room_share < ROOM_SHARE_MIN:
-            return None
-        if sample.active < BINDING_SHARE * self._target:
-            return None
-        room = f"{sample.room_share:.0%} of the lane's window is unused with nothing ready"
-        saturation = _saturation(sample)
-        wanted = math.ceil(self._target * RAISE_FACTOR_BLIND)
-        if saturation is not None and saturation * HEADROOM > wanted:
-            wanted = math.ceil(saturation * HEADROOM)
-            room += f"; measured times ask for {saturation:.0f} rollouts to fill it"
-        bounded = min(
-            wanted, math.floor(self._target * RAISE_FACTOR_MAX), self._settings.active_max
-        )
-        return self._move(now, bounded, room)
+def _lower(
+    state: AdmissionState, sample: AdmissionSample, lowering: list[_Mark], now: float
+) -> tuple[AdmissionState, AdmissionChange | None]:
+    state = msgspec.structs.replace(state, pressed=0, quiet_until=now + LOWER_PAUSE_SECONDS)
+    # What is active now is what presses; a target above it would take steps to have any effect.
+    current = min(state.target, max(sample.active, 1))
+    after = max(1, math.floor(current * LOWER_FACTOR))
+    hard = [mark for mark in lowering if not mark.queues]
+    saturation = _saturation(sample)
+    if not hard and saturation is not None:
+        after = max(after, min(state.target, math.ceil(saturation)))
+    passed = max(hard or lowering, key=lambda mark: mark.value / mark.lower)
+    reason = f"{passed.what} is {passed.value:.2f}, past its mark {passed.lower:.2f}"
+    return _move(state, after, reason, now)
 
-    def _move(self, now: float, after: int, reason: str) -> AdmissionChange | None:
-        before = self._target
-        if after == before:
-            return None
-        self._target = after
-        self._changed_at = now
-        verb = "raised" if after > before else "lowered"
-        return AdmissionChange(
-            before=before, after=after, reason=f"target {verb} from {before} to {after}: {reason}"
-        )
+
+def _raise(
+    state: AdmissionState, sample: AdmissionSample, active_max: int, now: float
+) -> tuple[AdmissionState, AdmissionChange | None]:
+    if now - state.changed_at < SETTLE_SECONDS or sample.room_share < ROOM_SHARE_MIN:
+        return state, None
+    if sample.active < BINDING_SHARE * state.target:
+        return state, None
+    room = f"{sample.room_share:.0%} of the lane's window is unused with nothing ready"
+    saturation = _saturation(sample)
+    wanted = math.ceil(state.target * RAISE_FACTOR_BLIND)
+    if saturation is not None and saturation * HEADROOM > wanted:
+        wanted = math.ceil(saturation * HEADROOM)
+        room += f"; measured times ask for {saturation:.0f} rollouts to fill it"
+    bounded = min(wanted, math.floor(state.target * RAISE_FACTOR_MAX), active_max)
+    return _move(state, bounded, room, now)
+
+
+def _move(
+    state: AdmissionState, after: int, reason: str, now: float
+) -> tuple[AdmissionState, AdmissionChange | None]:
+    before = state.target
+    if after == before:
+        return state, None
+    verb = "raised" if after > before else "lowered"
+    change = AdmissionChange(
+        before=before, after=after, reason=f"target {verb} from {before} to {after}: {reason}"
+    )
+    return msgspec.structs.replace(state, target=after, changed_at=now), change
+
+
+def _parallelism(bound: int, queues_press: bool) -> int:  # noqa: FBT001 - one caller, named there
+    return max(1, bound // 2) if queues_press else min(PARALLELISM_MAX, bound * 2)
 
 
 def _marks(sample: AdmissionSample) -> list[_Mark]:
     """Return the figures that hold or lower. Queue marks grow with what an answer takes anyway."""
     marks = [
         _Mark(
-            what="results not acknowledged ÷ cap", value=sample.results_share, hold=0.7, lower=0.9
+            what="results not acknowledged ÷ cap",
+            value=sample.results_share,
+            hold=0.7,
+            lower=0.9,
+            queues=False,
         ),
-        _Mark(what="ready calls ÷ window", value=sample.ready / sample.window, hold=0.5, lower=2.0),
+        _Mark(
+            what="ready calls ÷ window",
+            value=sample.ready / sample.window,
+            hold=0.5,
+            lower=2.0,
+            queues=True,
+        ),
     ]
     if sample.kv_share is not None:
-        marks.append(_Mark(what="KV cache in use", value=sample.kv_share, hold=0.85, lower=0.97))
+        marks.append(
+            _Mark(
+                what="KV cache in use", value=sample.kv_share, hold=0.85, lower=0.97, queues=False
+            )
+        )
     if sample.queue_seconds:
         slowest = max(sample.queue_seconds, key=lambda name: sample.queue_seconds[name])
         service = sample.service_seconds or 0.0
@@ -209,14 +281,19 @@ def _marks(sample: AdmissionSample) -> list[_Mark]:
                 value=sample.queue_seconds[slowest],
                 hold=2.0 + 2 * service,
                 lower=20.0 + 20 * service,
+                queues=True,
             )
         )
     return marks
 
 
 def _saturation(sample: AdmissionSample) -> float | None:
-    """Return N* = Z·µ + B by Little's law, or ``None`` where nothing is measured yet."""
+    """Return N* = Z·µ + B by Little's law, or ``None`` where nothing is measured yet.
+
+    Z is without the time actions wait for workers: more rollouts would only wait longer.
+    """
     if sample.think_seconds is None or not sample.service_seconds:
         return None
     rate = sample.capacity_calls_per_second or sample.window / sample.service_seconds
-    return sample.think_seconds * rate + sample.window
+    think = max(0.0, sample.think_seconds - sample.queued_seconds)
+    return think * rate + sample.window

@@ -194,6 +194,7 @@ class Coordinator:
 
     def _admit_some(self) -> None:
         boxes = self.parts.plan.loaded.boxes
+        self.parts.lane.none_held()  # said again below, while it is so
         while self._next is not None:
             if self.keeper.passes_over(self._next[0]):
                 self._next = next(self._waiting, None)
@@ -203,7 +204,7 @@ class Coordinator:
             held = self.parts.admission.may_admit(
                 len(self.flow.active), boxes_reserved=self.boxes_reserved, boxes_needed=boxes
             )
-            if held is not None:
+            if held is not None or not self.parts.lane.may_start():
                 return
             self._admit_next()
 
@@ -214,6 +215,7 @@ class Coordinator:
         rollout = ActiveRollout(admitted=admitted, seq=0)
         self._enter(rollout, admitted.timeout_seconds)
         if ended is None:
+            self.parts.lane.started(rollout.rollout_id)
             self.flow.admit(rollout)
         else:
             self.flow.submit(rollout, [], events=[admitted])
@@ -270,6 +272,7 @@ class Coordinator:
         now = self.parts.clock.now().wall
         self.keeper.ended(rollout, outcome, now)
         self.parts.checker.finished(rollout.rollout_id)
+        self.parts.lane.ended(rollout.rollout_id)
         self.parts.lines.append(_line(rollout, outcome, now))
         self._wake.set()
 

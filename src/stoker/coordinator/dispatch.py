@@ -97,6 +97,7 @@ def _request(rollout: ActiveRollout, call: Call, request_id: str) -> GenerateReq
         prompt_ids=history.known_ids(call.path),
         known_messages=history.known_messages(call.path),
         priority=rollout.order,
+        history=history.root(call.path),
     )
 
 

@@ -287,7 +287,7 @@ class _Execution:
                 log=self._log,
             )
         )
-        lane = Lane(model, settings.lane, self._clock, answered=figures.answered)
+        lane = Lane.of_run(model, settings, self._clock, figures.answered, plan.partition)
         if isinstance(model, Pausing):
             model.watch_pauses(lane.pause, lane.resume)
         flow.hosts = pool

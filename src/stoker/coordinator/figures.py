@@ -60,6 +60,7 @@ class RunFigures:
         self.late_results = 0
         self.thinks = 0
         self.think_seconds = 0.0
+        self.queued_seconds = 0.0
         self.reward_sum = 0.0
         self.rewards = 0
 
@@ -108,6 +109,7 @@ class RunFigures:
         self.statuses[completion.status] += 1
         self.actions_by_class[call.worker_class] += 1
         worker_class, timings, metrics = call.worker_class, completion.timings, self._metrics
+        self.queued_seconds += timings.queue_seconds
         metrics.add(catalogue.ACTIONS, worker_class=worker_class, status=completion.status)
         metrics.observe(catalogue.QUEUE_SECONDS, timings.queue_seconds, worker_class=worker_class)
         if completion.attempt:

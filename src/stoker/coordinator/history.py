@@ -20,6 +20,7 @@ from stoker.model.ids import CallPath
 
 class _Node(msgspec.Struct):
     parent: CallPath | None
+    root: CallPath
     suffix: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     step: int
@@ -37,6 +38,7 @@ class HistoryStore:
         step = len(self._nodes)
         self._nodes[path] = _Node(
             parent=arguments.parent,
+            root=path if arguments.parent is None else self._node(arguments.parent).root,
             suffix=arguments.suffix,
             tools=arguments.tools,
             step=step,
@@ -70,10 +72,11 @@ class HistoryStore:
 
     def tools(self, path: CallPath) -> tuple[ToolSpec, ...]:
         """Return the tools offered: those of the history's first call."""
-        node = self._node(path)
-        while node.parent is not None:
-            node = self._node(node.parent)
-        return node.tools
+        return self._node(self._node(path).root).tools
+
+    def root(self, path: CallPath) -> CallPath:
+        """Return the first call of the history that the call at ``path`` goes on with."""
+        return self._node(path).root
 
     def known_ids(self, path: CallPath) -> bytes:
         """Return the exact token ids the history begins with (int32): what the parent was asked

@@ -6,18 +6,23 @@ call waited that could have run is measured all the same. A call holds room from
 given some until it is answered, fails, is withdrawn or its task is cancelled, and never while its
 rollout waits for a tool or between two tries.
 
-Knows nothing of rollouts, admission or journals. A pause holds new calls only: calls in flight and
-everything outside the lane go on. (Not yet here: holding calls back for room in the KV cache.)
+Where the replicas' KV caches are known, room means memory too (``working_set``): a call held back
+for it is *held for KV*, which is not idling. Knows nothing of admission or journals. A pause holds
+new calls only: calls in flight and everything outside the lane go on.
 """
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 
-from stoker.config.tree import LaneSettings
+from stoker.config.tree import LaneSettings, Settings
 from stoker.coordinator.lane_figures import LaneFigures, LaneMeter, LaneState, LaneTotals, share
 from stoker.coordinator.lane_replica import PROBE_SECONDS, Health, LaneReplica
-from stoker.coordinator.ready_set import ReadyCall, ReadySet
+from stoker.coordinator.matching import Matching
+from stoker.coordinator.parallelism import Parallelism
+from stoker.coordinator.partition import Partition
+from stoker.coordinator.prompt_size import PromptSizes
+from stoker.coordinator.ready_set import ReadyCall
+from stoker.coordinator.working_set import WorkingSet
 from stoker.errors import ModelUnavailable
 from stoker.inference.base import DeviceLoad, Model
 from stoker.model.generation import GenerateRequest, Generation
@@ -25,10 +30,10 @@ from stoker.model.ids import RolloutId
 from stoker.seams.clock import Clock
 from stoker.seams.entropy import jittered
 
+_RECHECK_SECONDS = 0.01
+"""Memory that comes free of itself is looked at no more finely than this."""
 RETRY_SECONDS_MAX = 30.0
 """No pause between two tries is longer, before jitter."""
-_HOMES_MAX = 65_536
-"""Rollouts whose replica is remembered for its cached prefix."""
 
 
 class Lane:
@@ -36,6 +41,8 @@ class Lane:
 
     ``answered`` is told of every answer: calls on its replica when it was issued, and its seconds.
     ``wanted`` is set while the lane has room and nothing is ready: admission may add rollouts.
+    ``kv_share``: share of the replicas' KV caches that is ours, where their size is known: calls
+    and new rollouts wait for room in it; 0: they never do.
     """
 
     def __init__(
@@ -46,6 +53,7 @@ class Lane:
         *,
         jitter: Callable[[float], float] = jittered,
         answered: Callable[[int, float], None] = lambda _calls, _seconds: None,
+        kv_share: float = 1.0,
     ) -> None:
         info = model.info()
         self._model = model
@@ -55,8 +63,13 @@ class Lane:
         self._answered = answered
         self._replicas = {one.replica: LaneReplica(one) for one in info.replicas}
         self._window = sum(replica.window for replica in self._replicas.values())
-        self._ready = ReadySet()
-        self._homes: OrderedDict[RolloutId, int] = OrderedDict()
+        self.working = WorkingSet(info.replicas, kv_share)
+        self._ready = Matching(self._replicas, self.working)
+        self._sizes = PromptSizes()
+        self.parallelism = Parallelism()
+        self._new_held = False
+        self._recheck: asyncio.TimerHandle | None = None
+        self._calls = 0
         self._paused = False
         self._running = 0
         self._granted = 0
@@ -67,7 +80,20 @@ class Lane:
         self._idle = asyncio.Event()
         self._settle()
 
-    async def generate(self, request: GenerateRequest, order: tuple[int, ...]) -> Generation:
+    @classmethod
+    def of_run(
+        cls,
+        model: Model,
+        settings: Settings,
+        clock: Clock,
+        answered: Callable[[int, float], None],
+        partition: Partition,
+    ) -> "Lane":
+        """Return the lane of a run's partition: it has its share of the KV caches."""
+        share = 0.0 if settings.admission.mode == "fixed" else 1 / partition.count
+        return cls(model, settings.lane, clock, answered=answered, kv_share=share)
+
+    async def generate(self, request: GenerateRequest, order: tuple[float, ...]) -> Generation:
         """Return the answer to ``request``, issued when its turn by ``order`` comes.
 
         Smaller orders go first, equals in order of arrival. A try that fails or takes longer than
@@ -80,17 +106,21 @@ class Lane:
         **Cancellation:** the call is withdrawn, or aborted on its replica; its room is free at
         once and goes to the next ready call.
         """
+        async with self.parallelism.place(request.rollout_id):
+            return await self._in_turn(request, order)
+
+    async def _in_turn(self, request: GenerateRequest, order: tuple[float, ...]) -> Generation:
         avoid: int | None = None
         failed: ModelUnavailable | None = None
         for number in range(self._settings.retries + 1):
             if number:
                 self._meter.retries += 1
                 await asyncio.sleep(self._pause_before(number, failed))
-            replica = await self._room_for(request, order, avoid)
+            call = await self._room_for(request, order, avoid)
             try:
-                return await self._try(replica, request)
+                return await self._try(call, request)
             except ModelUnavailable as error:
-                avoid, failed = replica.index, error
+                avoid, failed = call.granted.result(), error
         assert failed is not None
         raise ModelUnavailable(
             f"model call {request.request_id} (rollout {request.rollout_id}, step {request.step}) "
@@ -111,21 +141,62 @@ class Lane:
         """Issue held calls again."""
         self._settle()
         self._paused = False
+        self.working.flush()  # new weights: what is cached under the old ones is worth nothing
         self._settle()
 
     async def until_idle(self) -> None:
         """Return once no call is on a replica or about to be; pause first, or that may be never."""
         await self._idle.wait()
 
+    def may_start(self) -> bool:
+        """Return whether there is room in the KV caches for a new rollout's contexts."""
+        if not self.working.limits:
+            return True
+        now = self._settle()
+        calls = self._running + self._granted + len(self._ready)
+        held = self._ready.parked > 0 or not self.working.may_start(now, calls)
+        self._new_held = held and calls < self._window
+        self._settle()
+        return not held
+
+    def none_held(self) -> None:
+        """No new rollout is held back any more: nobody wants to start one."""
+        self._settle()
+        self._new_held = False
+
+    def started(self, rollout: RolloutId) -> None:
+        """A new rollout begins: its first call will want memory."""
+        self.working.start(rollout)
+
+    def ended(self, rollout: RolloutId) -> None:
+        """A rollout is over: its contexts need no memory any more."""
+        self._settle()
+        self.working.finish(rollout)
+        self._settle()
+
     def room(self) -> int:
         """Return how many calls could be issued now: free windows of replicas that are well."""
         if self._paused:
             return 0
-        return sum(replica.room for replica in self._replicas.values())
+        return self._ready.room()
 
     def ready_depth(self) -> int:
-        """Return how many calls wait for room."""
+        """Return how many calls wait for room; those that wait for memory are not counted."""
         return len(self._ready)
+
+    def parked(self) -> int:
+        """Return how many calls wait for memory in a KV cache."""
+        return self._ready.parked
+
+    def parked_seconds(self) -> float:
+        """Return for how long the first of those waits now; 0 without any."""
+        since = self._ready.parked_since
+        return self._meter.at - since if since is not None else 0.0
+
+    @property
+    def running(self) -> int:
+        """Calls on replicas."""
+        return self._running
 
     def totals(self) -> LaneTotals:
         """Return the sums since the lane was made, up to now."""
@@ -155,6 +226,7 @@ class Lane:
             else None,
             occupancy=share(done.call_seconds, done.active_seconds * self._window),
             idle_while_ready_share=share(done.idle_while_ready_seconds, done.seconds),
+            kv_held_share=share(done.kv_held_seconds, done.seconds),
             room_share=share(done.room_seconds, done.seconds * self._window),
             calls=done.calls,
             tokens=done.tokens,
@@ -168,19 +240,26 @@ class Lane:
         )
 
     async def _room_for(
-        self, request: GenerateRequest, order: tuple[int, ...], avoid: int | None
-    ) -> LaneReplica:
-        """Wait in the ready set; return the replica whose room is now held for the caller."""
+        self, request: GenerateRequest, order: tuple[float, ...], avoid: int | None
+    ) -> ReadyCall:
+        """Wait in the ready set; return the call with the replica whose room is now held for it."""
         since = self._settle()
-        call = ReadyCall(order=order, rollout=request.rollout_id, avoid=avoid, since=since)
-        self._ready.add(call)
+        call = ReadyCall(
+            order=order,
+            rollout=request.rollout_id,
+            avoid=avoid,
+            since=since,
+            history=f"{request.rollout_id}/{request.history}",
+            tokens=self._sizes.estimate(request) if self.working.limits else 0,
+        )
+        self._ready.add(call, since)
         self._settle()
         try:
-            index = await call.granted
+            await call.granted
         except BaseException:
             self._withdraw(call)
             raise
-        return self._replicas[index]
+        return call
 
     def _withdraw(self, call: ReadyCall) -> None:
         """Take a call back that is no longer wanted, with the room it may have been given."""
@@ -190,14 +269,18 @@ class Lane:
         if granted.done() and not granted.cancelled() and granted.exception() is None:
             self._granted -= 1
             self._replicas[granted.result()].held -= 1
+            self.working.abort(call.number, call.history, granted.result())
         self._settle()
 
-    async def _try(self, replica: LaneReplica, request: GenerateRequest) -> Generation:
-        """Run one try on ``replica``, whose room is held; give the room back whatever happens."""
+    async def _try(self, call: ReadyCall, request: GenerateRequest) -> Generation:
+        """Run one try on the replica whose room is held; give the room back whatever happens."""
+        replica = self._replicas[call.granted.result()]
         began = self._settle()
         self._granted -= 1
         self._running += 1
         batch = replica.held
+        before = self._model.load(replica.index) if self.working.limits else None
+        generation: Generation | None = None
         try:
             generation = await self._bounded(replica, request)
         except ModelUnavailable:
@@ -211,10 +294,44 @@ class Lane:
             self._meter.tokens += generation.token_count
             return generation
         finally:
-            self._settle()
+            now = self._settle()
             self._running -= 1
             replica.held -= 1
+            if before is not None:
+                self._remember(call, request, generation, before, now - began)
             self._settle()
+
+    def _remember(
+        self,
+        call: ReadyCall,
+        request: GenerateRequest,
+        generation: Generation | None,
+        before: DeviceLoad,
+        seconds: float,
+    ) -> None:
+        """Tell the working set how a call ended."""
+        index = call.granted.result()
+        if generation is None:
+            self.working.abort(call.number, call.history, index)
+            return
+        load = self._model.load(index)
+        self.working.answer(
+            call.number,
+            call.history,
+            index,
+            prompt=self._sizes.learn(request, generation),
+            sampled=generation.token_count,
+            cached=None if generation.rerendered else generation.cached_tokens,
+            now=self._meter.at,
+        )
+        memory = self.working.memory(index)
+        if memory is not None:
+            memory.costs.seen(
+                steps=generation.token_count,
+                sampled=load.tokens_sampled - before.tokens_sampled,
+                prefilled=load.tokens_prefilled - before.tokens_prefilled,
+                seconds=seconds,
+            )
 
     async def _bounded(self, replica: LaneReplica, request: GenerateRequest) -> Generation:
         timeout = self._settings.call_timeout
@@ -289,17 +406,17 @@ class Lane:
         Called before and after every change, so that time is charged to the state it passed in.
         """
         now = self._meter.charge(self._state())
-        while not self._paused and (first := self._ready.first()) is not None:
-            replica = self._choose(first)
-            if replica is None:
-                break
-            self._ready.remove(first)
+        while not self._paused and (match := self._ready.next(now)) is not None:
+            call, replica = match
+            self._ready.given(call, replica)
             replica.held += 1
             self._granted += 1
-            self._remember(first.rollout, replica)
+            self._calls += 1
+            call.number = self._calls
+            self.working.issue(call.number, call.history, replica.index)
             self._meter.issued += 1
-            self._meter.wait_seconds += now - first.since
-            first.granted.set_result(replica.index)
+            self._meter.wait_seconds += now - call.since
+            call.granted.set_result(replica.index)
         if self._running + self._granted:
             self._idle.clear()
         else:
@@ -308,33 +425,36 @@ class Lane:
             self.wanted.set()
         else:
             self.wanted.clear()
+        if self.working.limits:
+            self._look_again(now)
         return now
 
-    def _choose(self, call: ReadyCall) -> LaneReplica | None:
-        """Return the replica for ``call``: where its prefix lies, else the one with most room."""
-        open_ones = [replica for replica in self._replicas.values() if replica.room > 0]
-        others = [replica for replica in open_ones if replica.index != call.avoid]
-        choice = others or open_ones
-        if not choice:
-            return None
-        home = self._homes.get(call.rollout)
-        return next(
-            (replica for replica in choice if replica.index == home),
-            max(choice, key=lambda replica: replica.room / replica.window),
-        )
+    def _look_again(self, now: float) -> None:
+        """Set the timer for when memory comes free of itself: a context was waited for too long."""
+        waits = self._ready.parked > 0 or self._new_held
+        at = self.working.changes_at(now, self._ready.parked_since) if waits else None
+        if self._recheck is not None:
+            if at is not None and abs(self._recheck.when() - at) < _RECHECK_SECONDS:
+                return
+            self._recheck.cancel()
+            self._recheck = None
+        if at is not None:
+            loop = asyncio.get_running_loop()
+            self._recheck = loop.call_later(max(at - now, _RECHECK_SECONDS), self._rechecked)
 
-    def _remember(self, rollout: RolloutId, replica: LaneReplica) -> None:
-        self._homes[rollout] = replica.index
-        self._homes.move_to_end(rollout)
-        if len(self._homes) > _HOMES_MAX:
-            self._homes.popitem(last=False)
+    def _rechecked(self) -> None:
+        self._recheck = None
+        self.working.pass_to(self._settle())
+        self._settle()
 
     def _state(self) -> LaneState:
         room = self.room()
         return LaneState(
             running=self._running,
             room=room,
-            idle=self._granted > 0 or (room > 0 and len(self._ready) > 0),
+            idle=self._granted > 0
+            or (room > 0 and len(self._ready) > 0 and not self.working.limits),
+            kv_held=room > 0 and (self._ready.parked > 0 or self._new_held or len(self._ready) > 0),
             paused=self._paused,
         )
 

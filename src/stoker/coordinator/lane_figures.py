@@ -22,6 +22,8 @@ class LaneTotals(msgspec.Struct, frozen=True, kw_only=True):
     """With a ready call and room for it on a healthy replica, and the lane not paused."""
     room_seconds: float = 0.0
     """Integral of unused window of healthy replicas with nothing ready for it, in call seconds."""
+    kv_held_seconds: float = 0.0
+    """With room, and calls or new rollouts held back for memory in a KV cache."""
     paused_seconds: float = 0.0
     calls: int = 0
     """Answered."""
@@ -68,6 +70,8 @@ class LaneFigures(msgspec.Struct, frozen=True, kw_only=True):
     occupancy: float
     """Mean running calls ÷ window while active."""
     idle_while_ready_share: float
+    kv_held_share: float
+    """Share of the time held for KV: room, and no memory for what would use it."""
     room_share: float
     """Share of the window that was unused with nothing ready: what admission can fill."""
     calls: int
@@ -91,6 +95,8 @@ class LaneState(msgspec.Struct, frozen=True, kw_only=True):
     """Free window of healthy replicas; 0 while paused."""
     idle: bool
     """A call waits that could run: ready beside room, or given room and not yet issued."""
+    kv_held: bool = False
+    """There is room, and what waits for it waits for memory in a KV cache."""
     paused: bool
 
 
@@ -99,16 +105,17 @@ class LaneMeter:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._at = clock.monotonic()
+        self.at = clock.monotonic()
+        """Up to when it was charged."""
         self.calls = self.tokens = self.retries = self.failures = self.issued = 0
         self.service_seconds = self.wait_seconds = 0.0
         self._seconds = self._active = self._call = 0.0
-        self._idle_while_ready = self._room = self._paused = 0.0
+        self._idle_while_ready = self._room = self._paused = self._kv_held = 0.0
 
     def charge(self, state: LaneState) -> float:
         """Charge the time since the last charge to ``state``; return this moment."""
         now = self._clock.monotonic()
-        seconds, self._at = now - self._at, now
+        seconds, self.at = now - self.at, now
         if seconds <= 0:
             return now
         self._seconds += seconds
@@ -119,6 +126,8 @@ class LaneMeter:
             self._paused += seconds
         elif state.idle:
             self._idle_while_ready += seconds
+        elif state.kv_held:
+            self._kv_held += seconds
         else:
             self._room += seconds * state.room
         return now
@@ -131,6 +140,7 @@ class LaneMeter:
             call_seconds=self._call,
             idle_while_ready_seconds=self._idle_while_ready,
             room_seconds=self._room,
+            kv_held_seconds=self._kv_held,
             paused_seconds=self._paused,
             calls=self.calls,
             tokens=self.tokens,

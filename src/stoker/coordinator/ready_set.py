@@ -13,18 +13,42 @@ from stoker.model.ids import RolloutId
 class ReadyCall:
     """One call that waits for room."""
 
-    __slots__ = ("avoid", "granted", "number", "order", "rollout", "since", "waits")
+    __slots__ = (
+        "avoid",
+        "granted",
+        "history",
+        "number",
+        "order",
+        "rollout",
+        "shelf",
+        "since",
+        "tokens",
+        "waits",
+    )
 
     def __init__(
-        self, *, order: tuple[int, ...], rollout: RolloutId, avoid: int | None, since: float
+        self,
+        *,
+        order: tuple[float, ...],
+        rollout: RolloutId,
+        since: float,
+        avoid: int | None = None,
+        history: str = "",
+        tokens: int = 0,
     ) -> None:
         self.order = order
         self.rollout = rollout
         self.avoid = avoid
         """Replica that just failed it."""
         self.since = since
+        self.history = history
+        """Whose context it goes on with."""
+        self.tokens = tokens
+        """Of its prompt, as far as known."""
         self.number = 0
         self.waits = True
+        self.shelf: ReadySet | None = None
+        """The set it waits in."""
         self.granted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Index of the replica whose room it was given."""
 
@@ -36,7 +60,7 @@ class ReadySet:
     """Withdrawn calls are swept when they are this many and more than those that wait."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[tuple[int, ...], int, ReadyCall]] = []
+        self._heap: list[tuple[tuple[float, ...], int, ReadyCall]] = []
         self._count = 0
         self._number = 0
 
@@ -45,6 +69,8 @@ class ReadySet:
 
     def add(self, call: ReadyCall) -> None:
         """Put ``call`` behind its equals."""
+        call.waits = True
+        call.shelf = self
         self._number += 1
         call.number = self._number
         self._count += 1

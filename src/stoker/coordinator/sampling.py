@@ -18,7 +18,7 @@ class AdmissionFeed:
         self._results_max = results_max
         self._totals = lane.totals()
         self._thinks = 0
-        self._think_seconds = 0.0
+        self._think_seconds = self._queued_seconds = 0.0
 
     def sample(
         self, *, active: int, boxes_reserved: int, stats: StatsReply | None
@@ -26,7 +26,8 @@ class AdmissionFeed:
         """Tell admission how things are; return what it changed, if anything."""
         lane = self._lane.figures(self._totals)
         self._totals = self._lane.totals()
-        return self._admission.observe(
+        think, queued = self._think()
+        change = self._admission.observe(
             AdmissionSample(
                 active=active,
                 ready=lane.ready,
@@ -39,18 +40,26 @@ class AdmissionFeed:
                 if stats
                 else {},
                 results_share=stats.unacknowledged / self._results_max if stats else 0.0,
-                kv_share=lane.kv_share,
+                # Where the working set holds for memory, full caches are what it aims at.
+                kv_share=None if self._lane.working.limits else lane.kv_share,
                 boxes_reserved=boxes_reserved,
                 service_seconds=lane.service_seconds,
-                think_seconds=self._think(),
+                think_seconds=think,
+                queued_seconds=queued,
                 capacity_calls_per_second=lane.capacity_calls_per_second,
             )
         )
+        self._lane.parallelism.limit(self._admission.parallelism())
+        return change
 
-    def _think(self) -> float | None:
-        """Return the mean time from an answer to the next model call since the sample before."""
+    def _think(self) -> tuple[float | None, float]:
+        """Return the mean time from an answer to the next model call since the sample before, and
+        how much of it actions waited for workers.
+        """  # noqa: D205 - one thought
         count = self._figures.thinks - self._thinks
         seconds = self._figures.think_seconds - self._think_seconds
+        queued = self._figures.queued_seconds - self._queued_seconds
         self._thinks += count
         self._think_seconds += seconds
-        return seconds / count if count else None
+        self._queued_seconds += queued
+        return (seconds / count, queued / count) if count else (None, 0.0)

@@ -28,7 +28,7 @@ class CallAccount:
     def answered(self, generation: Generation) -> None:
         """Count what a call brought."""
         self._sampled += generation.token_count
-        self._prefilled += len(generation.prompt_ids) // 4
+        self._prefilled += len(generation.prompt_ids) // 4 - (generation.cached_tokens or 0)
 
     def load(self) -> DeviceLoad:
         """Return the sums up to now."""

@@ -210,7 +210,7 @@ class Device:
             prefill, decoding = self._share_out()
         chunk = sum(tokens for _, tokens in prefill)
         seconds = self._a + self._c * len(decoding) + self._p * chunk
-        plan = _Plan(now, 1 if prefill else self._equal_steps(decoding), seconds)
+        plan = _Plan(now, self._equal_steps(prefill, decoding), seconds)
         plan.decoding, plan.prefill = decoding, prefill
         self._plan = plan
 
@@ -247,17 +247,27 @@ class Device:
                 decoding.append(call)
         return prefill, decoding
 
-    def _equal_steps(self, decoding: list[DeviceCall]) -> int:
-        assert decoding, "running sequences prefill or decode"
-        steps = min(call.sample_tokens - call.sampled for call in decoding)
-        if self._kv and len(self._running) > 1:
-            steps = min(steps, (self._kv - self._held) // len(decoding))
-        return max(1, steps)
+    def _equal_steps(
+        self, prefill: list[tuple[DeviceCall, int]], decoding: list[DeviceCall]
+    ) -> int:
+        """Return for how many steps prefill and decoding stay as they are."""
+        assert prefill or decoding, "running sequences prefill or decode"
+        steps = []
+        if prefill:
+            first, chunk = prefill[0]
+            if chunk < self._prefill_max:
+                return 1
+            steps.append((first.prefill_left - 1) // chunk)
+        if decoding:
+            steps.append(min(call.sample_tokens - call.sampled for call in decoding))
+            if self._kv and len(self._running) > 1:
+                steps.append((self._kv - self._held) // len(decoding))
+        return max(1, min(steps))
 
     def _apply(self, plan: _Plan, steps: int) -> None:
         for call, chunk in plan.prefill:
-            call.prefill_left -= chunk
-            self._prefilled += chunk
+            call.prefill_left -= steps * chunk
+            self._prefilled += steps * chunk
         for call in plan.decoding:
             call.sampled += steps
         grown = steps * len(plan.decoding)

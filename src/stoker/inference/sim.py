@@ -1,7 +1,6 @@
 """``sim:PROFILE``: a simulated continuous-batching server, in real or virtual time.
 
-The policy supplies the text, ``Device`` the time it takes, ``FaultScript`` what goes wrong. One
-timer per replica is set for the device's next change; nothing polls and no token costs a wake-up.
+The policy supplies the text, ``Device`` the time it takes, ``FaultScript`` what goes wrong.
 Figures of the device are exact. A context that reaches the KV cache's size is cut there with
 ``length``, as a server cuts at its longest context.
 """
@@ -10,87 +9,20 @@ import asyncio
 import math
 from array import array
 
+import msgspec
+
 from stoker.errors import ModelUnavailable
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
 from stoker.inference.byte_tokens import prompt_of
 from stoker.inference.device import Device, DeviceCall
+from stoker.inference.device_timer import TimedDevice
 from stoker.inference.fault_script import FaultScript, InjectedFault
 from stoker.inference.policy import Policy
 from stoker.inference.profile import SimProfile
 from stoker.inference.sampling import Sampled, lay_out, read_back
 from stoker.model.generation import GenerateRequest, Generation, LogprobKind
 
-_BEGIN_TURNS = 4
-"""Turns of the loop, not time, between a step's answers and the next step: a lane that hands a
-place on to the next ready call needs two. A server that begins at once would lose that place for a
-whole step, which is right for distant clients and wrong for the step times people measure."""
 _STATUS = {InjectedFault.TOO_MANY: 429, InjectedFault.BROKEN: 500}
-
-
-class _Replica:
-    """One device and the timer that drives it; made on the loop that uses it."""
-
-    def __init__(self, profile: SimProfile) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._device = Device(profile, self._loop.time())
-        self._waiters: dict[DeviceCall, asyncio.Future[None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-        self._turns_left = 0
-
-    async def run(self, call: DeviceCall) -> None:
-        """Return when the device has finished ``call``."""
-        self._pump()
-        done = self._waiters[call] = self._loop.create_future()
-        self._device.submit(call, self._loop.time())
-        self._set_timer()
-        try:
-            await done
-        finally:
-            if self._waiters.pop(call, None) is not None:
-                self._pump()
-                self._device.abort(call, self._loop.time())
-                self._set_timer()
-
-    def load(self) -> DeviceLoad:
-        self._pump()
-        return self._device.load()
-
-    def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        for done in self._waiters.values():
-            if not done.done():
-                done.set_exception(ModelUnavailable("the simulated server was closed"))
-
-    def _pump(self) -> None:
-        for call in self._device.advance(self._loop.time()):
-            done = self._waiters.pop(call, None)
-            if done is not None and not done.done():
-                done.set_result(None)
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        if self._device.start_at is not None and not self._turns_left:
-            self._turns_left = _BEGIN_TURNS
-            self._loop.call_soon(self._count_down)
-        at = self._device.next_event()
-        if self._timer is not None:
-            if self._timer.when() == at:
-                return
-            self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._fired) if at is not None else None
-
-    def _count_down(self) -> None:
-        self._turns_left -= 1
-        if self._turns_left:
-            self._loop.call_soon(self._count_down)
-            return
-        self._device.begin()
-        self._pump()
-
-    def _fired(self) -> None:
-        self._timer = None
-        self._pump()
 
 
 class SimModel:
@@ -100,7 +32,7 @@ class SimModel:
         self._profile = profile
         self._policy = policy
         self._faults = FaultScript(profile.faults, profile.seed)
-        self._replicas: dict[int, _Replica] = {}
+        self._replicas: dict[int, TimedDevice] = {}
 
     def info(self) -> ModelInfo:
         """Return what it is; a scaled clock stands in the name."""
@@ -138,7 +70,7 @@ class SimModel:
         prompt = prompt_of(request)
         room = self._room(prompt)
         sampled = lay_out(request, answer, prompt, tokens_max=room)
-        await self._spend(replica, request, sampled, halved=fault is InjectedFault.CLOSED)
+        cached = await self._spend(replica, request, sampled, halved=fault is InjectedFault.CLOSED)
         if fault is InjectedFault.CLOSED:
             raise ModelUnavailable(
                 f"replica {replica} closed call {request.request_id} mid-stream (injected)",
@@ -146,7 +78,8 @@ class SimModel:
             )
         if fault is InjectedFault.LATE:
             await asyncio.sleep(self._profile.faults.late_by * self._profile.time_scale)
-        return read_back(request, answer, sampled, replica=replica, policy_version=0)
+        said = read_back(request, answer, sampled, replica=replica, policy_version=0)
+        return msgspec.structs.replace(said, cached_tokens=cached)
 
     def load(self, replica: int) -> DeviceLoad:
         """Return what the replica's device has done so far; exact."""
@@ -161,8 +94,8 @@ class SimModel:
 
     async def _spend(
         self, replica: int, request: GenerateRequest, sampled: Sampled, *, halved: bool
-    ) -> None:
-        """Let the device run for what was laid out, or for half of it."""
+    ) -> int:
+        """Let the device run for what was laid out, or half of it; return what it had cached."""
         prompt_tokens = self._tokens(len(sampled.prompt))
         steps = self._tokens(len(sampled.tokens))
         if steps and self._profile.tokens_per_turn is not None:
@@ -170,7 +103,7 @@ class SimModel:
         if self._profile.kv_tokens is not None:
             steps = min(steps, self._profile.kv_tokens - prompt_tokens)
         if steps <= 0:
-            return
+            return 0
         if halved:
             steps = max(1, steps // 2)
         prompt = sampled.prompt.tobytes()
@@ -182,6 +115,7 @@ class SimModel:
             sample_tokens=steps,
         )
         await self._replica(replica).run(call)
+        return call.cached_tokens
 
     def _room(self, prompt: "array[int]") -> int | None:
         """Return how many ids fit behind ``prompt``; ``None`` without a bound."""
@@ -194,8 +128,8 @@ class SimModel:
     def _tokens(self, ids: int) -> int:
         return math.ceil(ids / self._profile.bytes_per_token)
 
-    def _replica(self, replica: int) -> _Replica:
+    def _replica(self, replica: int) -> TimedDevice:
         assert 0 <= replica < self._profile.replicas
         if replica not in self._replicas:
-            self._replicas[replica] = _Replica(self._profile)
+            self._replicas[replica] = TimedDevice(self._profile)
         return self._replicas[replica]

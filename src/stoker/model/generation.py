@@ -119,6 +119,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many of ``messages`` those ids cover; 0: not said."""
     priority: int = 0
     """Order among ready calls: smaller goes first."""
+    history: str = ""
+    """Which of the rollout's histories it goes on with: the path of that history's first call."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,6 +143,8 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
     reissued: bool = False
     """An earlier sampling of this call never reached the journal."""
     replica: int = 0
+    cached_tokens: int | None = None
+    """Prompt tokens the server found in its prefix cache; ``None``: it does not say."""
 
     @property
     def token_count(self) -> int:

@@ -46,6 +46,8 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
     """Where the server says which weights sampled what."""
     prompt_tokens: int = 0
     sampled_tokens: int = 0
+    cached_tokens: int | None = None
+    """Prompt tokens that were in the server's prefix cache; ``None``: not said."""
 
 
 def read_chat(answer: Any) -> Answered:  # noqa: ANN401 - JSON
@@ -78,6 +80,7 @@ def read_chat(answer: Any) -> Answered:  # noqa: ANN401 - JSON
                 weights=_weights(choice, answer.get("metadata") or choice.get("meta_info") or {}),
                 prompt_tokens=_used(answer, "prompt_tokens"),
                 sampled_tokens=_used(answer, "completion_tokens"),
+                cached_tokens=_cached(answer),
             )
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -101,6 +104,7 @@ def read_completion(answer: Any) -> Answered:  # noqa: ANN401 - JSON
                 weights=_weights(choice, answer.get("metadata") or {}),
                 prompt_tokens=_used(answer, "prompt_tokens"),
                 sampled_tokens=_used(answer, "completion_tokens"),
+                cached_tokens=_cached(answer),
             )
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -142,6 +146,7 @@ def read_generate(answer: Any) -> Answered:  # noqa: ANN401 - JSON
                 weights=_weights(meta, meta),
                 prompt_tokens=int(meta.get("prompt_tokens") or 0),
                 sampled_tokens=int(meta.get("completion_tokens") or 0),
+                cached_tokens=_count(meta.get("cached_tokens")),
             )
         )
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
@@ -192,6 +197,15 @@ def _weights(choice: dict[str, Any], other: dict[str, Any]) -> tuple[WeightSpan,
 
 def _used(answer: dict[str, Any], field: str) -> int:
     return int((answer.get("usage") or {}).get(field) or 0)
+
+
+def _cached(answer: dict[str, Any]) -> int | None:
+    details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+    return _count(details.get("cached_tokens"))
+
+
+def _count(said: Any) -> int | None:  # noqa: ANN401 - JSON
+    return None if said is None else int(said)
 
 
 def _unreadable(route: str, answer: object, error: Exception) -> ModelUnavailable:

@@ -250,6 +250,7 @@ class Replica:
             spans=found,
             rerendered=rerendered,
             replica=self.index,
+            cached_tokens=answered.cached_tokens,
         )
 
     @property

@@ -1,0 +1,160 @@
+"""Which ready call gets room on which replica next.
+
+Three kinds of calls wait. *Open* ones may go anywhere, their own replica first. Where a replica's
+KV cache is known, a call whose context lies there waits *at home*, for room there; one whose
+context was given up is *parked* until the working set has memory for it. A call goes to another
+replica than its home only where that has memory for the whole context: it is prefilled again there.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from stoker.coordinator.lane_replica import LaneReplica
+from stoker.coordinator.ready_set import ReadyCall, ReadySet
+from stoker.coordinator.working_set import WorkingSet
+from stoker.model.ids import RolloutId
+
+_HOMES_MAX = 65_536
+"""Rollouts whose replica is remembered for its cached prefix."""
+
+Match = tuple[ReadyCall, LaneReplica]
+
+
+class Matching:
+    """Ready calls, replicas, and who goes where; waits for nothing."""
+
+    def __init__(self, replicas: dict[int, LaneReplica], working: WorkingSet) -> None:
+        self._replicas = replicas
+        self._working = working
+        self._open = ReadySet()
+        self._at_home = {index: ReadySet() for index in replicas}
+        self._parked = ReadySet()
+        self._homes: OrderedDict[RolloutId, int] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return how many calls are ready, parked ones not counted."""
+        return len(self._open) + sum(len(calls) for calls in self._at_home.values())
+
+    @property
+    def parked(self) -> int:
+        """How many calls wait for memory."""
+        return len(self._parked)
+
+    @property
+    def parked_since(self) -> float | None:
+        """Since when the first of them waits."""
+        first = self._parked.first()
+        return first.since if first is not None else None
+
+    def room(self) -> int:
+        """Return how many calls the replicas could take."""
+        return sum(replica.room for replica in self._replicas.values())
+
+    def add(self, call: ReadyCall, now: float) -> None:
+        """A call is ready."""
+        self._working.ready(call.history, call.rollout, call.tokens, now)
+        self._shelf_for(call).add(call)
+
+    def remove(self, call: ReadyCall) -> None:
+        """A call is wanted no more, or was given room."""
+        if call.shelf is not None:
+            call.shelf.remove(call)
+
+    def waiting_since(self, before: float) -> Iterator[ReadyCall]:
+        """Return the calls that wait since then or longer."""
+        for calls in (self._open, *self._at_home.values(), self._parked):
+            yield from calls.waiting_since(before)
+
+    def next(self, now: float) -> Match | None:
+        """Return the next call to issue and where; it still waits, and the room is not taken."""
+        if self.room() <= 0:
+            return None
+        for call in self._heads():
+            replica = self._place(call)
+            if replica is not None:
+                return call, replica
+        return self._restore(now)
+
+    def given(self, call: ReadyCall, replica: LaneReplica) -> None:
+        """``call`` was given room on ``replica``."""
+        self.remove(call)
+        self._homes[call.rollout] = replica.index
+        self._homes.move_to_end(call.rollout)
+        if len(self._homes) > _HOMES_MAX:
+            self._homes.popitem(last=False)
+
+    def _shelf_for(self, call: ReadyCall) -> ReadySet:
+        working = self._working
+        if not working.limits or working.is_first(call.history):
+            return self._open
+        home = self._homes.get(call.rollout)
+        if home is not None and working.is_cached(call.history, home):
+            return self._at_home[home]
+        # One whose context never was anywhere goes where it fits, but not before those parked.
+        return self._parked if len(self._parked) or working.had_turns(call.history) else self._open
+
+    def _heads(self) -> list[ReadyCall]:
+        """Return the first call of each kind but the parked, in order; give up stale homes."""
+        heads = []
+        for index, calls in self._at_home.items():
+            while (call := calls.first()) is not None:
+                if self._working.is_cached(call.history, index):
+                    heads.append(call)
+                    break
+                calls.pop()
+                self._parked.add(call)
+        while (first := self._open.first()) is not None:
+            if self._fits_somewhere(first):
+                heads.append(first)
+                break
+            self._open.pop()
+            self._parked.add(first)
+        return sorted(heads, key=lambda call: (call.order, call.number)) if heads[1:] else heads
+
+    def _place(self, call: ReadyCall) -> LaneReplica | None:
+        """Return where a call goes whose context is where it should be."""
+        home = self._home(call)
+        choice = self._choice(call)
+        if home in choice and (call.shelf is not self._open or not self._working.limits):
+            return home
+        if not self._working.is_first(call.history):
+            choice = [one for one in choice if self._working.fits(call.history, one.index)]
+        return max(choice, key=self._spare, default=None)
+
+    def _restore(self, now: float) -> Match | None:
+        """Return the oldest parked call where there is memory for its context again."""
+        call = self._parked.first()
+        if call is None:
+            return None
+        choice = self._choice(call)
+        fitting = [one for one in choice if self._working.fits(call.history, one.index)]
+        if not fitting and choice and self._working.aged(call.since, now):
+            self._working.forced(now)
+            fitting = choice
+        if not fitting:
+            return None
+        home = self._home(call)
+        return call, home if home in fitting else max(fitting, key=self._spare)
+
+    def _fits_somewhere(self, call: ReadyCall) -> bool:
+        working = self._working
+        return (
+            not working.limits
+            or working.is_first(call.history)
+            or any(working.fits(call.history, index) for index in self._replicas)
+        )
+
+    def _home(self, call: ReadyCall) -> LaneReplica | None:
+        index = self._homes.get(call.rollout)
+        return self._replicas[index] if index is not None else None
+
+    def _choice(self, call: ReadyCall) -> list[LaneReplica]:
+        """Return the replicas with room, without the one that just failed the call if possible."""
+        with_room = [replica for replica in self._replicas.values() if replica.room > 0]
+        return [one for one in with_room if one.index != call.avoid] or with_room
+
+    def _spare(self, replica: LaneReplica) -> float:
+        memory = self._working.memory(replica.index)
+        if memory is not None:
+            return memory.free / memory.residency.kept
+        return replica.room / replica.window

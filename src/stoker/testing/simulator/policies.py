@@ -1,0 +1,87 @@
+"""Who decides how many rollouts are active: production admission, and the peers it is measured by.
+
+The peers are what users have today, at their best: each is tuned offline, on other seeds.
+"""
+
+from stoker.config.tree import AdmissionSettings
+from stoker.coordinator.admission import Admission
+from stoker.coordinator.sampling import AdmissionFeed
+from stoker.testing.simulator.world import World
+
+
+class Adaptive:
+    """Production admission with the working set, as a run has them; nothing is tuned."""
+
+    kv_share = 1.0
+
+    def __init__(self, settings: AdmissionSettings | None = None) -> None:
+        self._settings = settings or AdmissionSettings()
+        self._admission: Admission | None = None
+        self._feed: AdmissionFeed | None = None
+
+    def begin(self, world: World) -> None:
+        """Start with the world's own lane and figures."""
+        self._admission = Admission(self._settings, world.clock)
+        self._feed = AdmissionFeed(self._admission, world.lane, world.figures, results_max=1)
+
+    def may_start(self, active: int) -> bool:
+        """Ask admission; no boxes are reserved here."""
+        assert self._admission is not None
+        return self._admission.may_admit(active, boxes_reserved=0, boxes_needed=0) is None
+
+    def sample(self, world: World) -> None:
+        """Tell admission how things are."""
+        assert self._feed is not None
+        self._feed.sample(active=world.active, boxes_reserved=0, stats=None)
+
+
+class Semaphore:
+    """At most ``count`` rollouts, each holding its permit through its tools' waits."""
+
+    kv_share = 0.0
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def begin(self, world: World) -> None:
+        """Need nothing of the world."""
+
+    def may_start(self, active: int) -> bool:
+        """Allow as many as there are permits."""
+        return active < self.count
+
+    def sample(self, world: World) -> None:
+        """Change nothing."""
+
+
+class UsageAimd:
+    """A limit that aims at a share of the KV usage servers report (running sequences alone).
+
+    Up by one a second below 80 %, down by a tenth from 95 % or when a sequence was preempted.
+    """
+
+    kv_share = 0.0
+    _AIM, _BACK_OFF, _FACTOR = 0.8, 0.95, 0.9
+
+    def __init__(self, start: int = 16) -> None:
+        self._limit = float(start)
+        self._preempted = 0
+
+    def begin(self, world: World) -> None:
+        """Need nothing of the world."""
+
+    def may_start(self, active: int) -> bool:
+        """Allow as many as the limit is now."""
+        return active < int(self._limit)
+
+    def sample(self, world: World) -> None:
+        """Look at usage and preemptions."""
+        used = world.model.load(0).kv_used_share
+        preempted, self._preempted = (
+            world.model.preemptions - self._preempted,
+            (world.model.preemptions),
+        )
+        if used >= self._BACK_OFF or preempted:
+            self._limit = max(1.0, min(self._limit, world.active) * self._FACTOR)
+        elif used < self._AIM and world.active >= int(self._limit):
+            self._limit += 1.0
