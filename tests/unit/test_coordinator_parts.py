@@ -19,6 +19,7 @@ from stoker.coordinator.calls import Call
 from stoker.coordinator.checking import Checker
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.hosts import HostPool
+from stoker.coordinator.places import Places
 from stoker.coordinator.rebuild import Standing
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import ArtifactDamaged, NonDeterministicRollout
@@ -45,7 +46,10 @@ def test_an_answer_that_cannot_be_stored_is_told_as_a_fault() -> None:
     async def scenario() -> list[Result]:
         told: list[Result] = []
         dispatcher = Dispatcher(
-            cast("Any", Lane()), cast("Any", FullDisk()), lambda _, result: told.append(result)
+            cast("Any", Lane()),
+            cast("Any", FullDisk()),
+            lambda _, result: told.append(result),
+            Places(1),
         )
         rollout = ActiveRollout(admitted=ADMITTED, seq=0)
         arguments = GenerateArguments(parent=None, suffix=())
@@ -305,7 +309,7 @@ def test_a_bug_met_while_an_answer_is_taken_is_not_lost_in_its_task() -> None:
 
     async def scenario() -> BaseException | None:
         ended: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
-        dispatcher = Dispatcher(cast("Any", Lane()), cast("Any", Anything()), arrived)
+        dispatcher = Dispatcher(cast("Any", Lane()), cast("Any", Anything()), arrived, Places(1))
         dispatcher.ended = lambda task: ended.set_result(task.exception())
         rollout = ActiveRollout(admitted=ADMITTED, seq=0)
         arguments = GenerateArguments(parent=None, suffix=())

@@ -273,6 +273,7 @@ class Coordinator:
         self.keeper.ended(rollout, outcome, now)
         self.parts.checker.finished(rollout.rollout_id)
         self.parts.lane.ended(rollout.rollout_id)
+        self.flow.dispatcher.places.ended(rollout)
         self.parts.lines.append(_line(rollout, outcome, now))
         self._wake.set()
 

@@ -11,6 +11,7 @@ import msgspec
 
 from stoker.coordinator.calls import Call
 from stoker.coordinator.lane import Lane
+from stoker.coordinator.places import Places
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import InternalError, StokerError
 from stoker.journal.artifacts import ArtifactStore
@@ -27,8 +28,11 @@ Arrived = Callable[[ActiveRollout, Result], None]
 class Dispatcher:
     """Runs model calls on the lane and timers on the loop."""
 
-    def __init__(self, lane: Lane, artifacts: ArtifactStore, arrived: Arrived) -> None:
+    def __init__(
+        self, lane: Lane, artifacts: ArtifactStore, arrived: Arrived, places: Places
+    ) -> None:
         self._lane = lane
+        self.places = places
         self._artifacts = artifacts
         self._arrived = arrived
         self.ended: Callable[[asyncio.Task[None]], None] = lambda _: None
@@ -60,8 +64,9 @@ class Dispatcher:
     async def _generate(self, rollout: ActiveRollout, call: Call) -> None:
         request_id = f"{rollout.rollout_id}/{call.path}"
         try:
+            now = asyncio.get_running_loop().time()
             request = _request(rollout, call, request_id)
-            generation = await self._lane.generate(request, (rollout.order,))
+            generation = await self._lane.generate(request, self.places.order(rollout, now))
             result = self._returned(rollout, call, generation)
         except StokerError as error:
             self._arrived(rollout, Result(path=call.path, fault=error.record()))

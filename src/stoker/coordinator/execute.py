@@ -38,6 +38,7 @@ from stoker.coordinator.flow import Flow
 from stoker.coordinator.flow_parts import FlowParts
 from stoker.coordinator.hosts import HostLink, HostPool
 from stoker.coordinator.lane import Lane
+from stoker.coordinator.places import Places
 from stoker.coordinator.plan import Plan, policy_digests
 from stoker.coordinator.record import (
     RunDirectory,
@@ -291,7 +292,7 @@ class _Execution:
         if isinstance(model, Pausing):
             model.watch_pauses(lane.pause, lane.resume)
         flow.hosts = pool
-        flow.dispatcher = Dispatcher(lane, artifacts, flow.arrived)
+        flow.dispatcher = Dispatcher(lane, artifacts, flow.arrived, Places(plan.group_size))
         resumer = Resumer(ledger, artifacts, self._clock, settings.workers)
         checker = Checker(
             self._spawn,
