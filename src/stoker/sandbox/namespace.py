@@ -19,6 +19,7 @@ from stoker.sandbox import kernel, places, reporter, seccomp, warm
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.canary import namespace_offer
 from stoker.sandbox.egress.gate import Gate
+from stoker.sandbox.finding import find
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import (
     CHANNEL_FIRST,
@@ -110,7 +111,7 @@ class NamespaceBackend(LocalBackend):
         argv = self._argv(box, request)
         reports = self._reports and "=" not in request.argv[0]  # env would take it for a variable
         if reports:
-            argv = [f"{INSIDE_SCRIPTS}/{reporter.NAME}", str(_ENV), "--", *argv]
+            argv = [f"{INSIDE_SCRIPTS}/{reporter.NAME}", *self._found(box, request, argv)]
             options += ["--as-pid-1"] if self.defences.pid_namespace else []
         if self.defences.seccomp:
             options += ["--seccomp", str(filter_at)]
@@ -232,6 +233,13 @@ class NamespaceBackend(LocalBackend):
         shown = [str(p) for p in (files.launcher, files.python, files.scripts, files.etc) if p]
         mounts = [kernel.detached_mount(mount) for mount in box.record.mounts]
         return Place(targets=[str(places.ROOT / name) for name in FOLDERS], shown=shown), mounts
+
+    def _found(self, box: LocalBox, request: RunRequest, argv: list[str]) -> list[str]:
+        """Return the path of the program and its arguments, its name first."""
+        path = None
+        if self._apart(box.policy):
+            path = find(argv[0], self.host.runtime, box.baseline.environment, request.environment)
+        return [path, *argv] if path else [str(_ENV), "env", "--", *argv]
 
     def _argv(self, box: LocalBox, request: RunRequest) -> list[str]:
         if box.group is not None:

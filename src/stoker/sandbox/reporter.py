@@ -7,7 +7,7 @@ does not inherit that descriptor; what is said is about its own ending only, so 
 nothing. On machines without a table entry the launcher's figure is used as it is.
 
 Assembled from: fork; wait4(-1) until the child; write(19, &status, 4); exit_group(0) above,
-and fcntl(19, F_SETFD, FD_CLOEXEC); execve(argv[1], argv + 1, environ); exit_group(127) below.
+and fcntl(19, F_SETFD, FD_CLOEXEC); execve(argv[1], argv + 2, environ); exit_group(127) below.
 """
 
 import struct
@@ -22,7 +22,7 @@ _CODE = {
     "x86_64": (
         "4889e3b8390000000f0585c0743d786789c5bfffffffff488d7424c031d24531d2b83d0000000f05"
         "83f8f6744a39e875e1b801000000bf13000000488d7424c0ba040000000f0531ffeb31b848000000"
-        "bf13000000be02000000ba010000000f05488b0b488d7310488d54cb10488b3eb83b0000000f05bf"
+        "bf13000000be02000000ba010000000f05488b0b488d7318488d54cb10488b7b10b83b0000000f05bf"
         "7f000000b8e70000000f05"
     ),
 }
