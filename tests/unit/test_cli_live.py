@@ -120,3 +120,19 @@ def test_a_class_with_work_and_no_worker_is_named_in_the_progress_line() -> None
     )
     said = progress_line(changed(classes={"code": alone, "fast": SNAPSHOT.classes["fast"]}))
     assert " · 5 queued, no worker serves code · " in said
+
+
+def test_slots_that_are_too_few_for_the_lane_are_shown_beside_what_it_needs() -> None:
+    needs = msgspec.structs.replace(SNAPSHOT.classes["fast"], slots_needed=13.2)
+    lines = drawn(changed(classes={**SNAPSHOT.classes, "fast": needs}), 100)
+    heads = next(line for line in lines if "slots" in line and "busy" in line).split()
+    fast = next(line for line in lines if line.strip().startswith("fast")).split()
+    assert heads[heads.index("slots") + 1] == "needs"
+    at = fast.index("14")
+    assert fast[at - 1] == str(needs.slots)
+    assert "needs" not in "".join(drawn(SNAPSHOT, 100))
+
+
+def test_a_lane_that_is_held_for_a_weight_update_says_so() -> None:
+    held = changed(lane=msgspec.structs.replace(LANE, paused=True))
+    assert any("weight update" in line for line in drawn(held, 120))

@@ -4,6 +4,7 @@ Rendering has a thread of its own and looks at the latest snapshot only, so that
 terminal never holds the coordinator. Everything that came from an agent is cleaned first.
 """
 
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -181,16 +182,18 @@ def _lane_state(lane: LaneView) -> Text:
     if lane.retries:
         text.append(f"  {lane.retries} retried", "yellow")
     if lane.paused:
-        text.append("  held for a weight update", "yellow")
+        text.append("  weight update", "yellow")
     return text
 
 
 def _classes(snapshot: RunSnapshot) -> Table:
     parked = any(one.parked for one in snapshot.classes.values())
     columns = [">queued", *([">parked"] if parked else []), ">oldest", ">running"]
-    made = table("class", *columns, ">slots", ">busy", ">done")
+    sized = any(one.slots_needed is not None for one in snapshot.classes.values())
+    made = table("class", *columns, ">slots", *([">needs"] if sized else []), ">busy", ">done")
     for name, one in sorted(snapshot.classes.items()):
-        missing = "red" if one.slots == 0 else ""
+        needs = None if one.slots_needed is None else math.ceil(one.slots_needed)
+        missing = "red" if one.slots == 0 else "yellow" if one.slots < (needs or 0) else ""
         made.add_row(
             Text(shorten(name, 16)),
             str(one.queued),
@@ -198,6 +201,7 @@ def _classes(snapshot: RunSnapshot) -> Table:
             duration(one.oldest_queued_seconds) if one.queued else "-",
             str(one.running),
             Text(str(one.slots), missing),
+            *(["-" if needs is None else str(needs)] if sized else []),
             percent(one.busy_share),
             str(one.finished),
         )

@@ -162,7 +162,12 @@ class WorkerClassSettings(Section):
     """One kind of slot: its concurrency, deadlines, limits and isolation."""
 
     slots: Annotated[int, Field(ge=1, le=10_000)] | None = None
-    """Actions at once on each worker; unset: one per core."""
+    """Actions at once on each worker; unset: one per core. With ``slots_max`` where it begins."""
+    slots_min: Annotated[int, Field(ge=1, le=10_000)] = 1
+    """With ``slots_max``: never fewer."""
+    slots_max: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """Adapt: more slots while they give more results, up to this; fewer when the host or the tools
+    cannot bear them. Unset: ``slots`` is fixed."""
     isolation: Isolation = Isolation.AUTO
     """Boundary round its boxes."""
     trust: Trust = Trust.UNTRUSTED
@@ -206,6 +211,16 @@ class WorkerClassSettings(Section):
     def reaches_outside(self) -> bool:
         """Whether an action may leave something outside its box."""
         return bool(self.network) or any(mount.writable for mount in self.mounts)
+
+    @model_validator(mode="after")
+    def _bounds_hold(self) -> Self:
+        start = self.slots if self.slots is not None else self.slots_min
+        if self.slots_max is not None and not self.slots_min <= start <= self.slots_max:
+            raise ValueError(
+                f"slots_min, slots and slots_max are {self.slots_min}, {self.slots} and "
+                f"{self.slots_max}; each must not be over the next"
+            )
+        return self
 
     def policy(self, *, accept_shared_kernel: bool) -> ExecutionPolicy:
         """Return the execution policy of this class."""

@@ -53,6 +53,8 @@ class RunFigures:
         self.faults: Counter[str] = Counter()
         self.retries: Counter[str] = Counter()
         self.actions_by_class: Counter[str] = Counter()
+        self.slot_seconds: dict[str, float] = {}
+        """Worker class → how long its actions held slots, together."""
         self.statuses: Counter[str] = Counter()
         self.latencies = Latencies()
         self.rollouts_admitted = 0
@@ -110,6 +112,8 @@ class RunFigures:
         self.actions_by_class[call.worker_class] += 1
         worker_class, timings, metrics = call.worker_class, completion.timings, self._metrics
         self.queued_seconds += timings.queue_seconds
+        held = timings.boot_seconds + timings.run_seconds + timings.collect_seconds
+        self.slot_seconds[worker_class] = self.slot_seconds.get(worker_class, 0.0) + held
         metrics.add(catalogue.ACTIONS, worker_class=worker_class, status=completion.status)
         metrics.observe(catalogue.QUEUE_SECONDS, timings.queue_seconds, worker_class=worker_class)
         if completion.attempt:

@@ -10,6 +10,7 @@ from stoker.coordinator.coordinator import Coordinator
 from stoker.coordinator.lane_figures import LaneFigures
 from stoker.coordinator.record import RunDirectory, write_atomically
 from stoker.coordinator.sharing import Part
+from stoker.coordinator.sizing import slots_needed
 from stoker.coordinator.view import CapsView, ClassView, LaneView, RunSnapshot
 from stoker.coordinator.workers import LocalWorkers, WorkerSeen
 from stoker.observe.log import RolloutLine
@@ -85,7 +86,7 @@ class Snapshots:
             outcomes=dict(figures.outcomes),
             reward_mean=figures.reward_mean,
             lane=_lane_view(lane),
-            classes=self._classes(seen),
+            classes=self._classes(seen, lane),
             latency_ms_p50=None if p50 is None else p50 * 1000,
             latency_ms_p99=None if p99 is None else p99 * 1000,
             actions=figures.actions_finished,
@@ -125,7 +126,9 @@ class Snapshots:
             other_runs=len(stats.runs.keys() - {self._parts.plan.run_id}),
         )
 
-    def _classes(self, seen: tuple[WorkerSeen, ...]) -> dict[str, ClassView]:
+    def _classes(self, seen: tuple[WorkerSeen, ...], lane: LaneFigures) -> dict[str, ClassView]:
+        figures = self._parts.figures
+        needed = slots_needed(lane, figures.actions_by_class, figures.slot_seconds)
         stats = self._stats.classes if self._stats else {}
         names = sorted({*stats, *(name for worker in seen for name in worker.classes)})
         views = {}
@@ -141,6 +144,7 @@ class Snapshots:
                 oldest_queued_seconds=ledger.oldest_queued_seconds if ledger else 0.0,
                 finished=sum(w.finished for w in workers),
                 busy_share=sum(w.busy_share * w.slots for w in workers) / slots if slots else 0.0,
+                slots_needed=needed.get(name),
             )
         return views
 

@@ -47,6 +47,8 @@ class ClassView(msgspec.Struct, frozen=True, kw_only=True):
     oldest_queued_seconds: float
     finished: int
     busy_share: float
+    slots_needed: float | None = None
+    """Slots with which this class does not hold a full lane up (X·Z); ``None``: not known yet."""
 
 
 class CapsView(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stoker.coordinator.groups import LengthBias
-from stoker.coordinator.view import LaneView, RunSnapshot
+from stoker.coordinator.view import ClassView, LaneView, RunSnapshot
 from stoker.model.outcome import OutcomeKind
 
 _RECENT = 6
@@ -19,7 +19,7 @@ def merged(snapshots: Sequence[RunSnapshot]) -> RunSnapshot:
 
     Counts are summed. Shares of lane time are means weighted by window. Of latencies the largest
     is kept, since percentiles do not add up. Workers and queues are the run's, seen by each
-    partition alike: the last snapshot's are kept.
+    partition alike: the last snapshot's are kept; what each partition needs of slots is summed.
     """
     last = snapshots[-1]
     p50, p99 = (
@@ -47,10 +47,20 @@ def merged(snapshots: Sequence[RunSnapshot]) -> RunSnapshot:
         retries=sum(s.retries for s in snapshots),
         faults=_summed([s.faults for s in snapshots]),
         first_failures={k: v for s in reversed(snapshots) for k, v in s.first_failures.items()},
+        classes=_classes(snapshots),
         isolation={k: v for s in snapshots for k, v in s.isolation.items()},
         stragglers=_stragglers([s.stragglers for s in snapshots if s.stragglers is not None]),
         recent=tuple(line for s in snapshots for line in s.recent)[-_RECENT:],
     )
+
+
+def _classes(snapshots: Sequence[RunSnapshot]) -> dict[str, ClassView]:
+    found = dict(snapshots[-1].classes)
+    for name, one in found.items():
+        views = (s.classes[name] for s in snapshots if name in s.classes)
+        needed = [view.slots_needed for view in views if view.slots_needed is not None]
+        found[name] = msgspec.structs.replace(one, slots_needed=sum(needed) if needed else None)
+    return found
 
 
 def _stragglers(parts: Sequence[LengthBias]) -> LengthBias | None:

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from stoker.model.completion import Completion
+from stoker.model.faults import FaultSide
+
+from .adapting import SlotChange, SlotControl, SlotTotals
 
 
 class IsolationFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -72,7 +75,12 @@ class ClassMeter:
         self.execution_seconds = 0.0
         self.statuses: Counter[str] = Counter()
         self.isolation: IsolationFigures | None = None
-        self._since = now
+        self.control: SlotControl | None = None
+        """Changes ``slots``; ``None``: they are fixed."""
+        self.faults = 0
+        self.queued_seconds = 0.0
+        """Waits for a worker of what was finished, summed."""
+        self._slot_seconds = 0.0
         self._changed = now
         self._busy_seconds = 0.0
 
@@ -92,10 +100,25 @@ class ClassMeter:
         self._settle(now)
         self.busy -= 1
 
+    def adapt(self, now: float, *, memory_short: bool, pressure: float | None) -> SlotChange | None:
+        """Let the control look; return what it changed."""
+        if self.control is None:
+            return None
+        self._settle(now)
+        totals = SlotTotals(
+            finished=self.finished,
+            faults=self.faults,
+            busy_seconds=self._busy_seconds,
+            queued_seconds=self.queued_seconds,
+        )
+        change = self.control.observe(totals, now, memory_short=memory_short, pressure=pressure)
+        self.slots = self.control.slots
+        return change
+
     def figures(self, now: float) -> ClassFigures:
         """Return this class, now."""
         self._settle(now)
-        span = (now - self._since) * self.slots
+        span = self._slot_seconds
         return ClassFigures(
             slots=self.slots,
             busy=self.busy,
@@ -108,6 +131,7 @@ class ClassMeter:
 
     def _settle(self, now: float) -> None:
         self._busy_seconds += self.busy * max(0.0, now - self._changed)
+        self._slot_seconds += self.slots * max(0.0, now - self._changed)
         self._changed = now
 
 
@@ -129,6 +153,9 @@ class Meters:
         if meter is not None:
             meter.finished += 1
             meter.execution_seconds += completion.timings.run_seconds
+            meter.queued_seconds += completion.timings.queue_seconds
+            fault = completion.fault
+            meter.faults += fault is not None and fault.side is FaultSide.INFRASTRUCTURE
             meter.statuses[completion.status.value] += 1
         if completion.fault is not None:
             self.faults[f"{completion.fault.side.value}:{completion.fault.code}"] += 1

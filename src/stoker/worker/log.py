@@ -18,6 +18,7 @@ EVENTS: dict[str, str] = {
     "fenced": "Out of contact: boxes killed, environments given up, another incarnation begins.",
     "finished": "An action's result was handed in, with what the ledger made of it.",
     "stopped": "A job ended without a result, with the reason.",
+    "slots_changed": "A class runs more or fewer actions at once; says why.",
     "stale_result": "A result came under a lease that was no longer ours.",
     "start_refused": "The ledger refused to let work begin.",
     "result_refused": "The ledger could not take a result; a typed fault goes instead.",

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 
+import msgspec
 from structlog.typing import FilteringBoundLogger
 
 from stoker.broker.base import (
@@ -34,6 +35,7 @@ from .figures import Meters, WorkerFigures
 from .hands import Hands
 from .home import WorkerHome
 from .jobs import Phase, StopReason
+from .process import cpu_pressure
 from .reports import RETRY_SECONDS, Reports
 
 POLL_SECONDS = 5.0
@@ -380,8 +382,17 @@ class Worker:
 
     async def _showing(self) -> None:
         while True:
+            self._adapt()
             self._show()
             await asyncio.sleep(STATUS_SECONDS)
+
+    def _adapt(self) -> None:
+        now, short, pressure = self._clock.monotonic(), not self._boxes.has_room(), cpu_pressure()
+        for name, meter in self._meters.classes.items():
+            change = meter.adapt(now, memory_short=short, pressure=pressure)
+            if change is not None:
+                self._log.info("slots_changed", worker_class=name, **msgspec.structs.asdict(change))
+                self._hands.changed.set()
 
     def _show(self) -> None:
         self._note(lambda: self._home.write_status(self.figures()))

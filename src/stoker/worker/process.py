@@ -7,6 +7,7 @@ from pathlib import Path
 from stoker.seams import faultpoints
 
 _MEMINFO = Path("/proc/meminfo")
+_CPU_PRESSURE = Path("/proc/pressure/cpu")
 NICENESS = 5
 """Of boxes, where cores are reserved: coordinator, ledger and worker stay at 0 and go first."""
 
@@ -33,6 +34,14 @@ def memory_available() -> int | None:
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
+    return None
+
+
+def cpu_pressure() -> float | None:
+    """Return the share of the last ten seconds in which somebody waited for a core, if known."""
+    with suppress(OSError, ValueError, IndexError):
+        some = _CPU_PRESSURE.read_text(encoding="ascii").splitlines()[0].split()
+        return float(some[1].removeprefix("avg10=")) / 100
     return None
 
 

@@ -11,7 +11,7 @@ from stoker.broker.base import Durability, Ledger
 from stoker.broker.client import connect
 from stoker.broker.limits import database_of, limits_of
 from stoker.broker.network import remote_of
-from stoker.config.tree import Settings
+from stoker.config.tree import Settings, WorkerClassSettings
 from stoker.errors import IsolationUnavailable
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.execution import Baseline, ExecutionPolicy
@@ -22,6 +22,7 @@ from stoker.seams.clock import SystemClock
 from stoker.seams.faultpoints import declare, reach
 from stoker.seams.locks import lock_is_held
 
+from .adapting import SlotControl
 from .boxes import Boxes, Chosen
 from .contact import Contact
 from .desk import TicketDesk
@@ -148,6 +149,10 @@ class Service:
         meters = Meters(
             {name: s.slots or cores() for name, s in settings.items()}, self._clock.monotonic()
         )
+        for name, one in settings.items():
+            meter = meters.classes[name]
+            meter.control = self._control(meter.slots, one)
+            meter.slots = meter.control.slots if meter.control is not None else meter.slots
         for name, policy in policies.items():
             try:
                 offer = (await boxes.backend(policy)).offer
@@ -159,6 +164,13 @@ class Service:
                 shared_kernel=offer.shared_kernel,
             )
         return policies, meters
+
+    def _control(self, start: int, one: WorkerClassSettings) -> SlotControl | None:
+        if one.slots_max is None or self._ticket_class is not None:
+            return None  # a queue of the team's own has a concurrency of its own
+        least, most = one.slots_min, one.slots_max
+        start = max(least, min(most, start))
+        return SlotControl(start=start, least=least, most=most, now=self._clock.monotonic())
 
     async def _sweep(self, boxes: Boxes) -> int:
         swept = await boxes.sweep()
