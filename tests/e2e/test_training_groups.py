@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import stoker
+from stoker.coordinator.group_keeper import GroupKeeper
 from stoker.coordinator.groups import STRAGGLER
 from stoker.coordinator.request import Changed
 from stoker.coordinator.view import RunSnapshot
@@ -147,12 +148,13 @@ def test_a_trainer_that_pauses_bounds_what_is_begun_and_goes_on_when_it_reads(pl
             assert paused.rollouts_active == 0, "whatever was begun has ended"
             assert paused.state == "running"
             assert "trainer" in paused.held
-            most = 2 * unread + active
+            # The last group begun with room for it; each other active rollout may be another's.
+            most = 2 * (unread - 1 + active)
             assert 2 * unread <= sum(paused.outcomes.values()) <= most
             groups = run.groups()
-            seen = [await next_of(groups) for _ in range(active // 2)]
+            seen = [await next_of(groups) for _ in range(active)]
             more = await looks.until(lambda one: bool(one.outcomes), looks=4)
-            assert sum(paused.outcomes.values()) < sum(more.outcomes.values()) <= most + active
+            assert sum(paused.outcomes.values()) < sum(more.outcomes.values()) <= most + 2 * active
             seen += [one async for one in groups]
             assert len({one.group_id for one in seen}) == len(seen) == count
 
@@ -200,6 +202,36 @@ def test_c9_a_group_is_complete_without_its_stragglers_and_says_what_that_costs(
             assert (len(group.rollouts), len(group.left_over)) == (2, 2)
 
     asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_stragglers_left_by_a_killed_coordinator_are_cut_off_by_the_next(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lay_out(place, ["a"])
+    sets = ("run.group_size=2", "run.spare=1")
+
+    async def first() -> None:
+        engine, looks = Engine(gated=True), Looks()
+        asked = request(place, *sets, run="r")
+        async with stoker.start_run(asked, model=model_of(engine), observer=looks):
+            for call in (await engine.until(3))[:2]:
+                engine.gates[call].set()
+            await looks.until(lambda one: one.outcomes == {"completed": 2})
+
+    async def second() -> None:
+        engine = Engine(gated=True)
+        asked = request(place, *sets, run="r")
+        async with stoker.start_run(asked, model=model_of(engine)) as run:
+            (group,) = await rest(run)
+            assert [one.outcome.kind for one in group.rollouts] == ["completed"] * 2
+            assert [one.outcome.reason for one in group.left_over] == [STRAGGLER]
+        assert run.report is not None
+        assert not run.report.resumable
+
+    with monkeypatch.context() as killed:  # as it dies before the turn of the loop that cuts
+        killed.setattr(GroupKeeper, "_cut_stragglers", lambda _: None)
+        asyncio.run(first())
     asyncio.run(second())
 
 

@@ -220,3 +220,5 @@ async def _until_ended(running: "asyncio.Task[RunReport]") -> None:
 def _ended(seat: TrainerSeat, done: "asyncio.Task[RunReport]") -> None:
     if not done.cancelled() and (error := done.exception()) is not None:
         seat.feed.failed(error)
+    else:
+        seat.feed.no_more()
