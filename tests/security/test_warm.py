@@ -105,7 +105,7 @@ SAME = {
         ("python", "-c", "import sys\nsys.stdout.close()"),
         ("python", "-c", "raise KeyboardInterrupt"),
         ("python", "-c", "raise BaseException('base')"),
-        ("python", "-c", "import os\nprint(os.fork() > 0, flush=True)"),
+        ("python", "-c", "import os\npid = os.fork()\nif pid: os.wait()\nprint(pid > 0)"),
         (
             "python", "-c",
             (

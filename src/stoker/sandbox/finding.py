@@ -2,8 +2,8 @@
 
 The reporter does not search. ``env`` does, inside, for the price of a program started in between;
 so a plain name on the path every box has is looked up here: a box sees the system's directories as
-the host has them. Anything in doubt (a script, a name that stands in ``/usr/local`` too, a file that
-is not everybody's to run, a link that leads elsewhere) is left to ``env``.
+the host has them. Anything in doubt (a script, a name that stands in ``/usr/local`` too, a file
+that is not everybody's to run, a link that leads elsewhere) is left to ``env``.
 """
 
 import os

@@ -8,6 +8,7 @@ environment is empty and its options come over a descriptor, since both can be r
 Where the policy is ``warm``, ``python`` actions are forked by a server in the box (``warm``).
 """
 
+import logging
 import os
 import stat
 from pathlib import Path
@@ -39,6 +40,7 @@ from stoker.sandbox.places import Place
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS, make_public
 from stoker.sandbox.warm import Plan, WarmServer, is_warm_form
 
+_log = logging.getLogger("stoker.boxes")
 _INSIDE_ID = "1000"
 _ENV = Path("/usr/bin/env")
 """Finds the program on the path for the reporter, which does not search."""
@@ -175,8 +177,10 @@ class NamespaceBackend(LocalBackend):
         if box.server is None:
             try:
                 box.server = await WarmServer.start(self.host.maker(), self._plan(box))
-            except BoxFailed:
-                self._warms = False  # every action can be started afresh; that is only slower
+            except BoxFailed as error:
+                # Every action can be started afresh, and as safely; that is only slower.
+                _log.warning("boxes of this worker are not warm: %s", error)
+                self._warms = False
         return box.server
 
     def _plan(self, box: LocalBox) -> Plan:

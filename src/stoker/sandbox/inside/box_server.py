@@ -24,6 +24,7 @@ import select
 import signal
 import site
 import socket
+import stat
 import struct
 import sys
 import types
@@ -323,20 +324,37 @@ def _become_main(
     sys.modules["__main__"] = main
     sys.path[0] = first
     sys.orig_argv[:] = argv
-    os.environ.clear()
-    os.environ.update(variables)
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
     site.USER_BASE = f"{variables.get('HOME', '')}/.local"
     site.USER_SITE = f"{variables.get('HOME', '')}/{_USER_SITE}"
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        _open_stream("stdin", 0, "r")
+
+
+def open_streams() -> None:
+    """Open the streams on pipes, as an action's are: what takes its place then fits them."""
+    read, write = os.pipe()
     for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        was = getattr(sys, name)
-        raw = open(number, f"{mode}b", -1, closefd=False)  # noqa: SIM115 - for the whole program
-        raw.raw.name = f"<{name}>"  # type: ignore[attr-defined]
-        made = io.TextIOWrapper(
-            raw, was.encoding, was.errors, newline="\n", line_buffering=name == "stderr"
-        )
-        made.mode = mode  # type: ignore[misc]
-        setattr(sys, name, made)
-        setattr(sys, f"__{name}__", made)
+        os.dup2(read if mode == "r" else write, number)
+        _open_stream(name, number, mode)
+    os.close(read)
+    os.close(write)
+
+
+def _open_stream(name: str, number: int, mode: str) -> None:
+    was = getattr(sys, name)
+    raw = open(number, f"{mode}b", -1, closefd=False)  # noqa: SIM115 - for the whole program
+    raw.raw.name = f"<{name}>"  # type: ignore[attr-defined]
+    made = io.TextIOWrapper(
+        raw, was.encoding, was.errors, newline="\n", line_buffering=name == "stderr"
+    )
+    made.mode = mode  # type: ignore[misc]
+    setattr(sys, name, made)
+    setattr(sys, f"__{name}__", made)
 
 
 def main() -> "tuple[types.CodeType, dict[str, object]]":
@@ -346,6 +364,7 @@ def main() -> "tuple[types.CodeType, dict[str, object]]":
         os.set_inheritable(descriptor, False)
     server = Server(socket.socket(fileno=_SOCKET), sys.argv[1], sys.argv[2:])
     server.harden()
+    open_streams()
     gc.collect()
     gc.freeze()
     action = server.next_action()
