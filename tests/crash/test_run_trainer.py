@@ -107,7 +107,7 @@ def groups_of(said: list[Said], what: str) -> list[str]:
 
 def cases() -> list[object]:
     points = sorted(name for name in POINTS if name.startswith("trainer."))
-    usual = {("trainer.delivery.after", 2), ("trainer.delivery.before", 4)}
+    usual = {("trainer.delivery.after", 2)}
     return [
         pytest.param(point, nth, marks=() if (point, nth) in usual else pytest.mark.slow)
         for point in points
