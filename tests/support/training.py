@@ -29,8 +29,10 @@ async def short(ctx, task):
 class Engine:
     """Answers at once, or when the gate of a call is opened; every token under ``version``."""
 
-    def __init__(self, *, gated: bool = False) -> None:
+    def __init__(self, *, gated: bool = False, prompts: bool = True) -> None:
         self.version = 0
+        self.prompts = prompts
+        """Whether it says which ids it was asked with."""
         self.gated = gated
         self.asked: list[GenerateRequest] = []
         self.news = asyncio.Condition()
@@ -55,7 +57,7 @@ class Engine:
         both = [(began, 0, 1), (self.version, 1, 2)] if began != self.version else [(began, 0, 2)]
         return Generation(
             text=text,
-            prompt_ids=pack_tokens([1, 2]),
+            prompt_ids=pack_tokens([1, 2] if self.prompts else []),
             token_ids=pack_tokens([3, 4]),
             spans=tuple(VersionSpan(*span) for span in both),
         )

@@ -135,13 +135,13 @@ class GroupFeed:
         **Durability:** the hand-out is on disk. **Cancellation:** the group is still to be had.
         """
         async with self._taking:
-            while not self._unread:
-                if self._failure is not None:
-                    raise self._failure
+            while self._failure is None and not self._unread:
                 if self._over:
                     return None
                 self._news.clear()
                 await self._news.wait()
+            if self._failure is not None:
+                raise self._failure
             group = next(iter(self._unread))
             number = self._book.handed.get(group, 0) + 1
             await self._log.append(HandedOut(group_id=group, number=number))

@@ -6,7 +6,7 @@ the order they ended; failed ones only where there are not enough. Only *complet
 
 import msgspec
 
-from stoker.coordinator.rebuild import Fetch
+from stoker.coordinator.rebuild import Fetch, returned
 from stoker.errors import ArtifactDamaged
 from stoker.export.agreement import disagreements
 from stoker.export.rows import FinishedRollout, Row, RunFacts, read_rollout, rows_of
@@ -31,16 +31,13 @@ class GroupRollout(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 0
     seconds: float = 0.0
     """Admission to outcome."""
+    policy_versions: tuple[int, ...] = ()
+    """Versions that sampled its tokens, rising, also where the rows have no ids to hang them on."""
 
     @property
     def reward(self) -> float | None:
         """Its reward; ``None`` unless it is *completed*."""
         return self.outcome.reward
-
-    @property
-    def policy_versions(self) -> tuple[int, ...]:
-        """Versions that sampled its tokens, rising."""
-        return tuple(sorted({span.policy_version for row in self.rows for span in row.spans}))
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,9 +103,11 @@ class GroupReader(msgspec.Struct, frozen=True):
     def _with_rows(self, rollout: FinishedRollout) -> GroupRollout:
         try:
             rows = tuple(rows_of(rollout, self.fetch, self.facts))
+            sampled = [said for _, said in returned(rollout.standing, self.fetch)]
         except ArtifactDamaged as error:
             return _bare(_damaged(rollout, error))
-        return msgspec.structs.replace(_bare(rollout), rows=rows)
+        versions = sorted({span.policy_version for said in sampled for span in said.spans})
+        return msgspec.structs.replace(_bare(rollout), rows=rows, policy_versions=tuple(versions))
 
 
 def _bare(rollout: FinishedRollout) -> GroupRollout:

@@ -33,6 +33,7 @@ class Run:
     def __init__(self, serving: Serving, seat: TrainerSeat) -> None:
         record = serving.run.record
         self._serving = serving
+        self._publishing = asyncio.Lock()
         self._parts = serving.coordinator.parts
         self._keeper = serving.coordinator.keeper
         self._feed = seat.feed
@@ -153,7 +154,8 @@ class Run:
         **Cancellation:** calls go on; publish the same version again.
         """
         coordinator, model = self._serving.coordinator, self._serving.model
-        await publish(coordinator, self._feed, model, version, mode=mode, weights=weights)
+        async with self._publishing:
+            await publish(coordinator, self._feed, model, version, mode=mode, weights=weights)
 
     def length_bias(self) -> LengthBias:
         """Return what cutting stragglers off has cost, since this coordinator began."""
