@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from stoker.broker import lineup, recent, unseen
 from stoker.broker.copying import mark
 from stoker.broker.store_sqlite import SqliteStore
 from support.ledger import gateway_service
@@ -127,6 +128,16 @@ def run(machine: type[LedgerMachine], examples: int, steps: int = 40) -> None:
 
 def test_promises_hold_under_any_order_of_requests_crashes_and_power_cuts() -> None:
     run(LedgerMachine, 150)
+
+
+def test_promises_hold_when_hardly_anything_is_kept_in_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Queues, events and rows come from memory while they fit: here next to nothing does."""
+    monkeypatch.setattr(lineup, "KEPT_MAX", 2)
+    monkeypatch.setattr(recent, "KEPT_MAX", 2)
+    monkeypatch.setattr(unseen, "KEPT_MAX", 1)
+    run(LedgerMachine, 50)
 
 
 def test_promises_hold_on_sqlite_under_any_order_of_requests_and_crashes() -> None:

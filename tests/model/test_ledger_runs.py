@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.broker.base import Lease, LedgerLimits
-from stoker.broker.books import Line
+from stoker.broker.counts import Line
 from stoker.broker.queueing import Claim, shares
 from stoker.model.action import Action
 from stoker.model.ids import RolloutId, RunId, WorkerId

@@ -34,27 +34,39 @@ def row(number: int, *, size: int = 10, state: ActionState = ActionState.COMPLET
     )
 
 
+def keep(kept: Recent, *rows: Row) -> None:
+    """Let a group touch these rows and commit."""
+    for one in rows:
+        kept.keep(one)
+    kept.trim()
+
+
 def test_only_so_many_rows_are_kept_and_the_oldest_go_first() -> None:
     kept = Recent()
-    kept.take(row(number) for number in range(KEPT_MAX + 5))
+    keep(kept, *(row(number) for number in range(KEPT_MAX + 5)))
     assert len(kept.rows) == KEPT_MAX
     assert ActionId("act_4") not in kept.rows
     assert ActionId("act_5") in kept.rows
-    kept.take([row(5)])  # used again: now the newest
-    kept.take(row(number) for number in range(10_000, 10_000 + KEPT_MAX - 1))
+    keep(kept, row(5))  # used again: now the newest
+    keep(kept, *(row(number) for number in range(10_000, 10_000 + KEPT_MAX - 1)))
     assert ActionId("act_5") in kept.rows
 
 
-def test_large_and_acknowledged_rows_are_not_kept() -> None:
+def test_large_and_acknowledged_rows_are_kept_for_their_group_only() -> None:
     kept = Recent()
-    kept.take([row(1, size=ROW_BYTES_MAX + 1), row(2, state=ActionState.ACKNOWLEDGED), row(3)])
+    for one in (large := row(1, size=ROW_BYTES_MAX + 1), row(2, state=ActionState.ACKNOWLEDGED)):
+        kept.keep(one)
+    kept.keep(row(3))
+    assert len(kept.rows) == 3
+    assert kept.rows[ActionId("act_1")] is large, "the open group sees all that it has touched"
+    kept.trim()
     assert set(kept.rows) == {ActionId("act_3")}
-    kept.take([row(3, state=ActionState.ACKNOWLEDGED)])
+    keep(kept, row(3, state=ActionState.ACKNOWLEDGED))
     assert not kept.rows, "an acknowledged row is forgotten, not kept as it was"
 
 
 def test_counts_and_journal_ends_are_bounded_too() -> None:
     kept = Recent()
     kept.outstanding.update((RolloutId(f"rol_{n}"), 1) for n in range(recent.KEPT_MAX * 2))
-    kept.take([])
+    kept.trim()
     assert len(kept.outstanding) == recent.KEPT_MAX

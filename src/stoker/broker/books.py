@@ -9,30 +9,44 @@ Invariant: ids, fences and event ids all come from ``draw``: ``epoch << 40 | cou
 made durable before the first reply, so none ever comes back (I3).
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple, TypeVar
+from typing import Literal
 
-from stoker.broker.base import LedgerEventKind, LedgerLimits
+from stoker.broker.base import LedgerEvent, LedgerEventKind, LedgerLimits
+from stoker.broker.counts import Counts, line_of
+from stoker.broker.lineup import Lineup
 from stoker.broker.recent import Recent
-from stoker.broker.rows import LIVE, TERMINAL, Decision, ParkedOn, Queue, Row
-from stoker.broker.store import Enlisted, Entry, Head, Meta, Store, Told
+from stoker.broker.rows import (
+    ACCEPTED,
+    ACKNOWLEDGED,
+    COMPLETED,
+    LEASED,
+    STARTED,
+    Decision,
+    Queue,
+    Row,
+)
+from stoker.broker.store import Enlisted, Entry, Head, Meta, Owner, Store, Told
+from stoker.broker.unseen import Unseen
 from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 
 COUNTER_BITS = 40
-ANY = WorkerId("")
-"""In place of a worker: all of them together."""
 
-K = TypeVar("K")
-
-
-class Line(NamedTuple):
-    """A run's actions of one worker class: what competes for that class's slots."""
-
-    worker_class: str
-    run_id: RunId
+_LATE, _REQUEUED, _TOLD_RESULT = (
+    LedgerEventKind.LATE,
+    LedgerEventKind.REQUEUED,
+    LedgerEventKind.COMPLETED,
+)
+_DEAD = CompletionStatus.DEAD
+_Change = Literal["update", "lease", "start", "acknowledge"]
+"""How a changed row is written; all but the first write only what that step of its life changes."""
+_STEPS: dict[tuple[ActionState, ActionState], _Change] = {
+    (ACCEPTED, LEASED): "lease",
+    (LEASED, STARTED): "start",
+    (COMPLETED, ACKNOWLEDGED): "acknowledge",
+}
 
 
 class WorkerRecord:
@@ -55,55 +69,33 @@ class WorkerRecord:
         return self.lost or self.enlisted.ended
 
 
-class Books:
+class Books(Counts):
     """Working memory of an open ledger."""
 
     def __init__(self, store: Store, limits: LedgerLimits, meta: Meta, seen: float) -> None:
+        self._recent = Recent()
+        super().__init__(limits, self._recent.outstanding)
         self.store = store
-        self.limits = limits
         self.meta = meta
         self.counter = 0
         self.sync = False
         """The open group must survive a power cut before its replies go out."""
         self.transitions = 0
-        self.work_seq = 0
-        """Rises whenever a waiting ``lease`` may have become answerable."""
-        self.events_seq = 0
-        """Rises whenever a waiting ``events`` may have become answerable."""
-        self.tickets_seq = 0
-        """Rises whenever the queue of a class that is leased by ticket has changed."""
         self._hands: dict[ActionId, Row] = {}
-        self._group: dict[ActionId, Row] = {}
-        self._recent = Recent()
+        self._group = self._recent.rows
+        """What this group has touched, and what was used last before it."""
+        self._lineup = Lineup()
+        self._unseen = Unseen()
+        self._owners: dict[tuple[RunId, str], Owner] = {}
         self._absent: set[ActionId] = set()
         """Ids that this group has looked for in vain."""
         self._fresh: dict[ActionId, Row] = {}
-        self._dirty: dict[ActionId, Row] = {}
+        self._changed: dict[ActionId, tuple[_Change, Row]] = {}
         self._settled: list[Row] = []
         self._buried: list[Row] = []
         self._told: list[Told] = []
         self._entries: list[Entry] = []
         self._heads_dirty: set[tuple[RunId, RolloutId]] = set()
-        self.states: defaultdict[str, Counter[ActionState]] = defaultdict(Counter)
-        self.parked_caps: Counter[Line] = Counter()
-        self.parked_runs: Counter[RunId] = Counter()
-        self.parked_rollouts: Counter[RunId] = Counter()
-        self.waiting: Counter[Line] = Counter()
-        """Queued actions."""
-        self.out: Counter[Line] = Counter()
-        """Leased and started actions."""
-        self.run_out: Counter[RunId] = Counter()
-        self.run_queued: Counter[RunId] = Counter()
-        """Queued, leased and started actions."""
-        self.served: dict[RunId, int] = {}
-        """Run → when it was last given to a worker, as an id; the longest ago goes first."""
-        self.suspects: Counter[str] = Counter()
-        # Queued actions that one worker alone may run; ``ANY`` sums them up.
-        self.held: Counter[tuple[str, WorkerId]] = Counter()
-        self.relieved: set[RolloutId] = set()
-        """Rollouts of which an action ended while some wait for their own cap."""
-        self.queued = 0
-        self.busy = 0
         self.results = store.results()
         self.next_due = store.next_due()
         self.workers: dict[WorkerId, WorkerRecord] = {}
@@ -146,20 +138,24 @@ class Books:
         found: dict[ActionId, Row] = {}
         missing: list[ActionId] = []
         for i in ids:
-            row = self._hands.get(i) or self._group.get(i) or self._recent.rows.get(i)
+            row = self._hands.get(i) or self._group.get(i)
             if row is not None:
                 found[i] = row
             elif i not in self._absent:
                 missing.append(i)
         if missing:
             for row in self.store.rows(missing):
-                self._group[row.action_id] = found[row.action_id] = row
+                self._recent.keep(row)
+                found[row.action_id] = row
             self._absent.update(i for i in missing if i not in found)
         return found
 
     def row(self, action_id: ActionId) -> Row | None:
         """Return the current row of one id."""
-        return self.rows((action_id,)).get(action_id)
+        row = self._hands.get(action_id) or self._group.get(action_id)
+        if row is None and action_id not in self._absent:
+            row = self.rows((action_id,)).get(action_id)
+        return row
 
     def current(self, rows: Iterable[Row]) -> list[Row]:
         """Return the rows as this group has left them."""
@@ -167,8 +163,10 @@ class Books:
 
     def add(self, row: Row) -> None:
         """Take a newly accepted row."""
-        self._fresh[row.action_id] = self._group[row.action_id] = row
+        self._fresh[row.action_id] = row
+        self._recent.keep(row)
         self._account(None, row)
+        self._line_up(None, row)
         self.transitions += 1
 
     def apply(self, old: Row, decision: Decision) -> Row:
@@ -177,7 +175,7 @@ class Books:
         if row is not old:
             self._replace(old, row)
         for note in decision.notes:
-            late_result = note.completion if note.kind is LedgerEventKind.LATE else None
+            late_result = note.completion if note.kind is _LATE else None
             self._told.append(
                 Told(
                     0,
@@ -192,44 +190,58 @@ class Books:
                 )
             )
             self.events_seq += 1
-            self.meta.late += note.kind is LedgerEventKind.LATE
-            self.meta.retries += note.kind is LedgerEventKind.REQUEUED
+            self.meta.late += note.kind is _LATE
+            self.meta.retries += note.kind is _REQUEUED
         return row
 
     def _replace(self, old: Row, row: Row) -> None:
         self.transitions += 1
-        if row.action_id in self._fresh:
-            self._fresh[row.action_id] = row
+        action_id = row.action.action_id
+        if action_id in self._fresh:
+            self._fresh[action_id] = row
         else:
-            self._dirty[row.action_id] = row
-        self._group[row.action_id] = row
+            again = action_id in self._changed
+            change = "update" if again else _STEPS.get((old.state, row.state), "update")
+            self._changed[action_id] = (change, row)
+        self._recent.keep(row)
         self._account(old, row)
+        self._line_up(old, row)
         self._hand_over(old, row)
         if row.terminal and not old.terminal:
             self._settled.append(row)
             self.sync = True  # a result must not be undone once anybody has seen it (I13)
             assert row.settled_status is not None
-            totals, status = self.meta.completions, row.settled_status.value
+            totals, status = self.meta.completions, row.settled_status
             totals[status] = totals.get(status, 0) + 1
-            self.meta.dead += row.settled_status is CompletionStatus.DEAD
+            self.meta.dead += row.settled_status is _DEAD
             if self.parked_rollouts:
                 self.relieved.add(row.action.rollout_id)
-        if row.state is ActionState.ACKNOWLEDGED and old.state is not row.state:
+        if row.state is ACKNOWLEDGED and old.state is not row.state:
             self._buried.append(row)
 
+    def _line_up(self, old: Row | None, row: Row) -> None:
+        """Keep the queues in memory; called when ``row`` has been counted."""
+        if old is not None and old.state is ACCEPTED:
+            self._lineup.discard(old)
+        if row.state is ACCEPTED:
+            action = row.action
+            others = self.waiting[line_of(action.worker_class, action.run_id)] - 1
+            self._lineup.add(row, others)
+
     def _hand_over(self, old: Row, row: Row) -> None:
-        if old.bearer is not None:
-            record = self.workers[old.bearer]
-            if row.bearer != old.bearer:
-                record.named.pop(row.action_id, None)
-                record.untold.pop(row.action_id, None)
+        before, after, action_id = old.bearer, row.bearer, row.action.action_id
+        if before is not None:
+            record = self.workers[before]
+            if after != before:
+                record.named.pop(action_id, None)
+                record.untold.pop(action_id, None)
             elif row.reclaim_fence and not old.reclaim_fence:
-                record.untold[row.action_id] = row.reclaim_fence
-        if row.bearer is not None:
-            self._hands[row.action_id] = row
-        elif old.bearer is not None:
-            del self._hands[row.action_id]
-        if old.bearer != row.bearer or row.reclaim_fence != old.reclaim_fence:
+                record.untold[action_id] = row.reclaim_fence
+        if after is not None:
+            self._hands[action_id] = row
+        elif before is not None:
+            del self._hands[action_id]
+        if before != after or row.reclaim_fence != old.reclaim_fence:
             self.work_seq += 1
 
     def hand(self, row: Row, now_boot: float) -> None:
@@ -239,6 +251,11 @@ class Books:
 
     def head_of(self, queue: Queue, limit: int) -> list[Row]:
         """Return the head of one queue, as this group has left it."""
+        known = self._lineup.head(
+            queue, limit, self.waiting[line_of(queue.worker_class, queue.run_id)]
+        )
+        if known is not None:
+            return known
         self.flush()
         return self.store.queued(queue, limit)
 
@@ -254,73 +271,6 @@ class Books:
         """Return what is in a worker's hands, live or to be reclaimed."""
         return [self._hands[action_id] for action_id in worker.named]
 
-    # --- counters
-
-    def _account(self, old: Row | None, new: Row) -> None:
-        if not new.terminal and (self.next_due is None or new.due_boot < self.next_due):
-            self.next_due = new.due_boot
-        if old is None:
-            self._recount(new, 1)
-        elif old.state in LIVE and new.state in LIVE:  # a start: it stays where it is counted
-            self._count_start(old, new)
-        elif (old.state, old.parked_on, old.suspect) != (new.state, new.parked_on, new.suspect):
-            self._recount(old, -1)
-            self._recount(new, 1)
-            if new.state is ActionState.ACKNOWLEDGED:
-                self.work_seq += 1
-        else:
-            return
-        if new.state is ActionState.ACCEPTED:
-            self.work_seq += 1
-
-    def _count_start(self, old: Row, new: Row) -> None:
-        states = self.states[new.action.worker_class]
-        states[old.state] -= 1
-        states[new.state] += 1
-
-    def _recount(self, row: Row, sign: int) -> None:
-        ended = row.state in TERMINAL
-        if row.state is ActionState.COMPLETED:
-            self.results += sign
-        elif not ended:
-            self._count(row.queue, row.state, row.parked_on, sign)
-        if not ended and row.parked_on is not ParkedOn.ROLLOUT:
-            rollout_id = row.action.rollout_id
-            if rollout_id in self._recent.outstanding:
-                self._recent.outstanding[rollout_id] += sign
-
-    def _count(self, queue: Queue, state: ActionState, parked_on: ParkedOn, count: int) -> None:
-        cls, run_id, holder, suspect = queue
-        self.states[cls][state] += count
-        if state is ActionState.PARKED:
-            if parked_on is ParkedOn.CAPS:
-                _add(self.parked_caps, Line(cls, run_id), count)
-            elif parked_on is ParkedOn.RUN:
-                _add(self.parked_runs, run_id, count)
-            else:
-                _add(self.parked_rollouts, run_id, count)
-            return
-        self.queued += count
-        _add(self.run_queued, run_id, count)
-        if state is ActionState.ACCEPTED:
-            self.tickets_seq += cls in self.limits.ticket_classes
-            _add(self.waiting, Line(cls, run_id), count)
-            self.suspects[cls] += count if suspect else 0
-            if holder is not None:
-                _add(self.held, (cls, holder), count)
-                _add(self.held, (cls, ANY), count)
-        else:
-            self.busy += count
-            _add(self.out, Line(cls, run_id), count)
-            _add(self.run_out, run_id, count)
-
-    def class_queued(self, worker_class: str) -> int:
-        """Count queued and leased actions of a class."""
-        states = self.states[worker_class]
-        return (
-            states[ActionState.ACCEPTED] + states[ActionState.LEASED] + states[ActionState.STARTED]
-        )
-
     def outstanding(self, rollout: RolloutId) -> int:
         """Count a rollout's unfinished actions, less those parked for its own cap."""
         count = self._recent.outstanding.get(rollout)
@@ -332,6 +282,45 @@ class Books:
     def begin(self, rollout: RolloutId) -> None:
         """Note that a rollout begins: nothing needs to be read to know that it has no actions."""
         self._recent.outstanding[rollout] = 0
+
+    # --- owners and events
+
+    def owner(self, run_id: RunId, partition: str) -> Owner | None:
+        """Return who owns a partition."""
+        found = self._owners.get((run_id, partition))
+        if found is None:
+            found = self.store.owner(run_id, partition)
+            if found is not None:
+                self._owners[run_id, partition] = found
+        return found
+
+    def put_owner(self, owner: Owner) -> None:
+        """Write who owns a partition."""
+        self.store.put_owner(owner)
+        self._owners[owner.run_id, owner.partition] = owner
+
+    def told(self, run_id: RunId, partition: str, after: int, limit: int) -> list[LedgerEvent]:
+        """Return what a partition was told after ``after``; what was passed may be forgotten."""
+        self.flush()
+        key, unseen = (run_id, partition), self._unseen
+        found = unseen.after(key, after, limit)
+        if after and not unseen.calm(key):
+            self.store.forget_passed(run_id, partition, after)
+            unseen.passed(key, after)
+        if found is None:
+            found = self.store.told(run_id, partition, after, limit)
+            unseen.watch(key, self.meta.epoch << COUNTER_BITS | self.counter)
+        return found
+
+    def bury_told(self, row: Row) -> None:
+        """Forget an action's events: its coordinator has acknowledged it after hearing them."""
+        self.store.forget_late([row.order])
+        self._unseen.bury(row.action.action_id)
+
+    def revive(self, row: Row) -> None:
+        """Give a row new times; its result and its events so far go."""
+        self.store.revive([row])
+        self._unseen.bury(row.action.action_id)
 
     # --- journal
 
@@ -362,17 +351,18 @@ class Books:
         if self._fresh:
             store.insert(list(self._fresh.values()))
             self._fresh.clear()
-        if self._dirty:
-            store.update(list(self._dirty.values()))
-            self._dirty.clear()
+        if self._changed:
+            self._write_changed()
         if self._settled:
             store.settle(self._settled)
             self._settled = []
         if self._told:
-            store.tell(self._numbered(self._told))
+            self._tell(self._numbered(self._told))
             self._told = []
         if self._buried:
             store.bury(self._buried)
+            for row in self._buried:
+                self._unseen.bury(row.action.action_id)
             self._buried = []
         if self._heads_dirty:
             store.put_heads([self._recent.heads[key] for key in self._heads_dirty])
@@ -381,20 +371,27 @@ class Books:
             store.write(self._entries)
             self._entries = []
 
+    def _write_changed(self) -> None:
+        changed: dict[_Change, list[Row]] = {}
+        for change, row in self._changed.values():
+            changed.setdefault(change, []).append(row)
+        for change, rows in changed.items():
+            getattr(self.store, change)(rows)
+        self._changed.clear()
+
+    def _tell(self, told: list[Told]) -> None:
+        self.store.tell(told)
+        for one in told:
+            completed = one.kind is _TOLD_RESULT
+            result = self._group[one.action_id].completion if completed else one.completion
+            self._unseen.add(one, result)
+
     def _numbered(self, told: list[Told]) -> list[Told]:
         """Return events with their numbers, drawn in order."""
-        return [one._replace(event_id=self.draw()) for one in told]
+        return [Told(self.draw(), *one[1:]) for one in told]
 
     def close_group(self) -> None:
         """Forget what only the group needed, and the oldest of the rest."""
-        self._recent.take(self._group.values())
-        self._group.clear()
+        self._recent.trim()
         self._absent.clear()
         self.sync = False
-
-
-def _add(counter: Counter[K], key: K, count: int) -> None:
-    """Count, and forget what has come to nothing: runs come and go."""
-    counter[key] += count
-    if not counter[key]:
-        del counter[key]

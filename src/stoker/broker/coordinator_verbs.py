@@ -22,26 +22,30 @@ from stoker.broker.base import (
     EventsRequest,
     SubmitDisposition,
 )
-from stoker.broker.books import Books, Line
+from stoker.broker.books import Books
 from stoker.broker.core import accepted, acknowledge, cancel
+from stoker.broker.counts import line_of
 from stoker.broker.loss import environment_lost
 from stoker.broker.queueing import parking
-from stoker.broker.rows import Decision, Row
+from stoker.broker.rows import ACKNOWLEDGED, COMPLETED, Decision, Row
 from stoker.broker.store import Head, Owner
 from stoker.errors import LedgerFenced, LedgerRefused
-from stoker.model.action import Action, ActionState, Effect
+from stoker.model.action import Action, Effect
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId
 from stoker.model.value import INLINE_BYTES_MAX, Value, content_digest
 from stoker.seams.clock import Instant
 
+_APPLIED = AppendDisposition.APPLIED
+_ACCEPTED, _PARKED = SubmitDisposition.ACCEPTED, SubmitDisposition.PARKED
+
 
 def attach(books: Books, request: Attach) -> Fence:
     """Make ``incarnation`` the owner of a partition; whoever was before is fenced."""
-    owner = books.store.owner(request.run_id, request.partition)
+    owner = books.owner(request.run_id, request.partition)
     if owner is not None and owner.incarnation == request.incarnation:
         return owner.fence
     fence = Fence(books.draw())
-    books.store.put_owner(Owner(request.run_id, request.partition, fence, request.incarnation))
+    books.put_owner(Owner(request.run_id, request.partition, fence, request.incarnation))
     books.sync = True
     books.events_seq += 1  # whoever waits for events under the old fence is told
     return fence
@@ -49,7 +53,7 @@ def attach(books: Books, request: Attach) -> Fence:
 
 def check_fence(books: Books, run_id: RunId, partition: str, fence: Fence) -> None:
     """Refuse anybody but the newest coordinator of the partition."""
-    owner = books.store.owner(run_id, partition)
+    owner = books.owner(run_id, partition)
     if owner is None or owner.fence != fence:
         newest = f"{owner.incarnation} owns it now" if owner else "nobody has attached to it"
         raise LedgerFenced(
@@ -98,13 +102,13 @@ def _append(books: Books, batch: AppendBatch, one: Append, now: Instant) -> Appe
     if one.events:
         books.write(head, one.events)
         finished = head.finished or one.finished
-        head = head._replace(seq=head.seq + len(one.events), finished=finished)
+        head = Head(*head[:4], head.seq + len(one.events), finished)
         books.put_head(head)
         books.transitions += len(one.events)
     books.sync |= bool(one.submits) or one.finished
     dispositions = tuple(_submits(books, batch.partition, one, now))
     _acknowledge(books, one.acknowledges)
-    return AppendReply(disposition=AppendDisposition.APPLIED, seq=head.seq, submits=dispositions)
+    return AppendReply(disposition=_APPLIED, seq=head.seq, submits=dispositions)
 
 
 def _repeated(books: Books, head: Head, one: Append) -> AppendReply:
@@ -131,17 +135,16 @@ def _submits(
 ) -> Iterator[SubmitDisposition]:
     if not one.submits:
         return
-    known = books.rows(action.action_id for action in one.submits)
     outstanding = books.outstanding(one.rollout_id)
     for action in one.submits:
         digest = action.digest()
-        row = known.get(action.action_id)
+        row = books.row(action.action_id)
         if row is not None:
             yield (
                 SubmitDisposition.DUPLICATE if row.digest == digest else SubmitDisposition.CONFLICT
             )
             continue
-        parked_on = parking(books, Line(action.worker_class, action.run_id), outstanding)
+        parked_on = parking(books, line_of(action.worker_class, action.run_id), outstanding)
         row = accepted(
             action,
             order=books.draw(),
@@ -151,20 +154,20 @@ def _submits(
             now=now,
         )
         books.add(row)
-        known[action.action_id] = row
         outstanding += 1
         if action.holder is not None and books.worker(action.holder, now.boot).dead:
             books.apply(row, environment_lost(row))
-        yield SubmitDisposition.PARKED if parked_on else SubmitDisposition.ACCEPTED
+        yield _PARKED if parked_on else _ACCEPTED
 
 
 def _acknowledge(books: Books, ids: tuple[ActionId, ...]) -> None:
-    if not ids:
-        return
-    for row in books.rows(ids).values():
-        if row.state is ActionState.ACKNOWLEDGED:
-            books.store.forget_late([row.order])
-        elif row.state is ActionState.COMPLETED:
+    for action_id in dict.fromkeys(ids):
+        row = books.row(action_id)
+        if row is None:
+            continue
+        if row.state is ACKNOWLEDGED:
+            books.bury_told(row)
+        elif row.state is COMPLETED:
             books.apply(row, Decision(acknowledge(row)))
 
 
@@ -189,10 +192,7 @@ def cancel_actions(books: Books, request: Cancel) -> CancelReply:
 def events(books: Books, request: EventsRequest) -> EventsReply:
     """Return what happened after ``request.after``."""
     check_fence(books, request.run_id, request.partition, request.fence)
-    books.flush()
-    if request.after:
-        books.store.forget_passed(request.run_id, request.partition, request.after)
-    found = books.store.told(request.run_id, request.partition, request.after, request.limit)
+    found = books.told(request.run_id, request.partition, request.after, request.limit)
     return EventsReply(events=tuple(found))
 
 

@@ -17,7 +17,13 @@ from stoker.broker.base import (
     LedgerEventKind,
 )
 from stoker.broker.rows import (
+    ACCEPTED,
+    ACKNOWLEDGED,
+    COMPLETED,
+    LEASED,
     NO_FENCE,
+    PARKED,
+    STARTED,
     WAITING,
     Decision,
     Note,
@@ -26,12 +32,14 @@ from stoker.broker.rows import (
     terminal_note,
 )
 from stoker.errors import Infrastructure
-from stoker.model.action import Action, ActionState, Effect, LatePolicy
+from stoker.model.action import Action, Effect, LatePolicy
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import Fence, WorkerId
 from stoker.seams.clock import Instant
 
+_OK, _TAKEN = HoldVerdict.OK, CompleteDisposition.OK
+_NOT_PARKED, _ADOPT = ParkedOn.NOTHING, LatePolicy.ADOPT
 LATE_FENCES_MAX = 64
 """Stale fences remembered per action; a peer that invents fences must not grow a row."""
 
@@ -45,7 +53,7 @@ def accepted(
         action=action,
         digest=digest,
         partition=partition,
-        state=ActionState.PARKED if parked_on else ActionState.ACCEPTED,
+        state=PARKED if parked_on else ACCEPTED,
         parked_on=parked_on,
         accepted_boot=now.boot,
         accepted_wall=now.wall,
@@ -57,18 +65,18 @@ def accepted(
 
 def unparked(row: Row, parked_on: ParkedOn) -> Row:
     """Return a parked row that now waits for ``parked_on``, or is queued."""
-    assert row.state is ActionState.PARKED, f"{row.action_id} is {row.state}, not parked"
-    state = ActionState.PARKED if parked_on else ActionState.ACCEPTED
+    assert row.state is PARKED, f"{row.action_id} is {row.state}, not parked"
+    state = PARKED if parked_on else ACCEPTED
     return replace(row, state=state, parked_on=parked_on)
 
 
 def leased(row: Row, *, worker: WorkerId, fence: Fence, alone: bool, now: Instant) -> Row:
     """Return the row in ``worker``'s hands: one more delivery, a fence that is new everywhere."""
-    assert row.state is ActionState.ACCEPTED, f"{row.action_id} is {row.state}, not queued"
+    assert row.state is ACCEPTED, f"{row.action_id} is {row.state}, not queued"
     assert fence > row.settled_fence, f"fence {fence} of {row.action_id} is not new"
     return replace(
         row,
-        state=ActionState.LEASED,
+        state=LEASED,
         worker=worker,
         fence=fence,
         alone=alone,
@@ -82,17 +90,17 @@ def start(
 ) -> tuple[HoldVerdict, Decision]:
     """Count an attempt and allow the work, unless the lease is gone or the deadline passed."""
     verdict = hold_verdict(row, fence)
-    if verdict is not HoldVerdict.OK or row.state is ActionState.STARTED:
+    if verdict is not _OK or row.state is STARTED:
         return verdict, Decision(row)
     if now.boot >= row.deadline_boot:
         return HoldVerdict.CANCEL, expire(row)
     started = replace(
         row,
-        state=ActionState.STARTED,
+        state=STARTED,
         attempts=row.attempts + 1,
         due_boot=row.deadline_boot + lease_seconds,
     )
-    return HoldVerdict.OK, Decision(started)
+    return _OK, Decision(started)
 
 
 def hold_verdict(row: Row | None, fence: Fence) -> HoldVerdict:
@@ -100,17 +108,17 @@ def hold_verdict(row: Row | None, fence: Fence) -> HoldVerdict:
     if row is None or not fence:
         return HoldVerdict.LOST
     if row.fence == fence:
-        return HoldVerdict.OK
+        return _OK
     return HoldVerdict.CANCEL if row.reclaim_fence == fence else HoldVerdict.LOST
 
 
 def complete(row: Row, result: Completion) -> tuple[CompleteDisposition, Decision]:
     """Take a worker's result, or record that it came too late (I2, I4)."""
     if row.fence and row.fence == result.fence:
-        return CompleteDisposition.OK, _taken(row, result)
+        return _TAKEN, _taken(row, result)
     if row.terminal and result.fence and row.settled_fence == result.fence:
         return CompleteDisposition.ALREADY, Decision(row)
-    adopts = row.action.late is LatePolicy.ADOPT and result.fence in row.lost_fences
+    adopts = row.action.late is _ADOPT and result.fence in row.lost_fences
     if adopts and not row.terminal:
         return CompleteDisposition.ADOPTED, _taken(_revoked(row), result)
     return CompleteDisposition.STALE, _late(row, result)
@@ -152,10 +160,10 @@ def release(row: Row, fence: Fence) -> tuple[HoldVerdict, Decision]:
     """
     verdict = hold_verdict(row, fence)
     if verdict is HoldVerdict.CANCEL:
-        return HoldVerdict.OK, reclaimed(row, "its worker released it")
-    if verdict is HoldVerdict.OK and row.state is ActionState.LEASED:
+        return _OK, reclaimed(row, "its worker released it")
+    if verdict is _OK and row.state is LEASED:
         back = replace(requeued(row), causes=(*row.causes, cause(row, "released unstarted")))
-        return HoldVerdict.OK, Decision(back, (Note(LedgerEventKind.REQUEUED, back.causes[-1]),))
+        return _OK, Decision(back, (Note(LedgerEventKind.REQUEUED, back.causes[-1]),))
     return verdict, Decision(row)
 
 
@@ -164,7 +172,7 @@ def requeued(row: Row) -> Row:
     assert row.live, f"{row.action_id} is {row.state}, not in a worker's hands"
     return replace(
         row,
-        state=ActionState.ACCEPTED,
+        state=ACCEPTED,
         fence=NO_FENCE,
         worker=None,
         alone=False,
@@ -185,7 +193,7 @@ def cancel(row: Row, reason: str) -> tuple[CancelDisposition, Decision]:
 
 def expire(row: Row) -> Decision:
     """End an action whose time is up; a started external one is ambiguous (I9, I12)."""
-    started = row.state is ActionState.STARTED
+    started = row.state is STARTED
     external = started and row.action.effect is Effect.EXTERNAL
     where = f"a worker held it ({row.worker})" if row.live else f"it was {row.state}"
     fault = Infrastructure(
@@ -205,7 +213,7 @@ def ended_by_ledger(
     environment: EnvironmentState | None = None,
 ) -> Completion:
     """Return the result of an action that the ledger itself ends, for the state it is in."""
-    started = row.state is ActionState.STARTED
+    started = row.state is STARTED
     if environment is None:
         environment = EnvironmentState.INTERRUPTED if started else EnvironmentState.CLEAN
         if row.action.environment_id is None:
@@ -227,8 +235,8 @@ def settle(row: Row, result: Completion) -> Row:
     assert not row.terminal, f"{row.action_id} already has a result"
     return replace(
         row,
-        state=ActionState.COMPLETED,
-        parked_on=ParkedOn.NOTHING,
+        state=COMPLETED,
+        parked_on=_NOT_PARKED,
         fence=NO_FENCE,
         worker=None,
         alone=False,
@@ -254,9 +262,9 @@ def reclaimed(row: Row, detail: str) -> Decision:
 
 def acknowledge(row: Row) -> Row:
     """Return the tombstone of an applied result; anything else stays as it is."""
-    if row.state is not ActionState.COMPLETED:
+    if row.state is not COMPLETED:
         return row
-    return replace(row, state=ActionState.ACKNOWLEDGED, completion=None)
+    return replace(row, state=ACKNOWLEDGED, completion=None)
 
 
 def cause(row: Row, what: str) -> str:

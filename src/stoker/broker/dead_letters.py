@@ -9,7 +9,8 @@ Applied, it stays what the rollout saw; it can be dropped, which leaves the tomb
 from msgspec.structs import replace
 
 from stoker.broker.base import LedgerEventKind
-from stoker.broker.books import Books, Line
+from stoker.broker.books import Books
+from stoker.broker.counts import line_of
 from stoker.broker.loss import environment_lost
 from stoker.broker.operating import AuditEntry, DeadLetterVerb, SettledDead, SettleDead
 from stoker.broker.queueing import parking
@@ -43,7 +44,7 @@ def settle_dead(books: Books, request: SettleDead, now: Instant) -> SettledDead:
     for partition in sorted(partitions):
         fence = Fence(books.draw())
         owner = Owner(request.run_id, partition, fence, f"operator {request.who} {fence}")
-        books.store.put_owner(owner)
+        books.put_owner(owner)
         books.events_seq += 1  # whoever waits for events under the old fence is told
     return SettledDead(refused=refused)
 
@@ -93,11 +94,11 @@ def requeued_dead(row: Row, why: str, parked_on: ParkedOn, now: Instant) -> Row:
 def _requeue(books: Books, row: Row, request: SettleDead, now: Instant) -> None:
     action = row.action
     parked_on = parking(
-        books, Line(action.worker_class, action.run_id), books.outstanding(action.rollout_id)
+        books, line_of(action.worker_class, action.run_id), books.outstanding(action.rollout_id)
     )
     why = f"requeued by {request.who}: {request.reason or 'no reason given'}"
     fresh = requeued_dead(row, why, parked_on, now)
-    books.store.revive([fresh])
+    books.revive(fresh)
     fresh = books.apply(row, Decision(fresh, (Note(LedgerEventKind.REQUEUED, why),)))
     if action.holder is not None and books.worker(action.holder, now.boot).dead:
         books.apply(fresh, environment_lost(fresh))

@@ -18,13 +18,14 @@ from itertools import islice
 from typing import NamedTuple
 
 from stoker.broker.base import LeaseRequest
-from stoker.broker.books import ANY, Books, Line, WorkerRecord
+from stoker.broker.books import Books, WorkerRecord
 from stoker.broker.core import leased, unparked
-from stoker.broker.rows import Decision, ParkedOn, Queue, Row
-from stoker.model.action import ActionState
+from stoker.broker.counts import ANY, Line
+from stoker.broker.rows import ACCEPTED, Decision, ParkedOn, Queue, Row
 from stoker.model.ids import Fence, RunId
 from stoker.seams.clock import Instant
 
+_NOT_PARKED = ParkedOn.NOTHING
 UNBOUNDED = 1 << 40
 """More than anybody asks for: no quota."""
 
@@ -49,7 +50,7 @@ def parking(books: Books, line: Line, outstanding: int) -> ParkedOn:
     crowded = any(parked.worker_class == line.worker_class for parked in books.parked_caps)
     if crowded or room(books, line.worker_class) <= 0:
         return ParkedOn.CAPS
-    return ParkedOn.NOTHING
+    return _NOT_PARKED
 
 
 def room(books: Books, worker_class: str) -> int:
@@ -134,7 +135,7 @@ def hand_out_tickets(
             continue
         alone = row.suspect
         mine = row.action.holder in (None, worker.enlisted.worker_id)
-        if row.state is not ActionState.ACCEPTED or not mine or books.results_room() <= 0:
+        if row.state is not ACCEPTED or not mine or books.results_room() <= 0:
             continue
         if _lease_quota(books, row.action.run_id) <= 0:
             continue
@@ -151,7 +152,7 @@ def _lease_quota(books: Books, run_id: RunId) -> int:
 
 
 def _queued_for(books: Books, worker: WorkerRecord, worker_class: str) -> bool:
-    queued = books.states[worker_class][ActionState.ACCEPTED]
+    queued = books.states[worker_class][ACCEPTED]
     if not queued:
         return False
     mine = books.held[worker_class, worker.enlisted.worker_id]

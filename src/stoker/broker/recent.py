@@ -4,13 +4,11 @@ A bounded number of rows, journal ends and counts, each as the store has it. An 
 for its submit, its completion and its acknowledgement, a rollout's journal end by every append.
 """
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import Any
 
-from stoker.broker.rows import Row
+from stoker.broker.rows import ACKNOWLEDGED, Row
 from stoker.broker.store import Head
-from stoker.model.action import ActionState
 from stoker.model.ids import ActionId, RolloutId, RunId
 
 KEPT_MAX = 4096
@@ -28,21 +26,29 @@ class Recent:
         self.outstanding: dict[RolloutId, int] = {}
         """Unfinished actions of a rollout, less those parked for its own cap."""
 
-    def take(self, rows: Iterable[Row]) -> None:
-        """Keep the rows of a group that has committed; forget the oldest of everything."""
-        for row in rows:
-            self.rows.pop(row.action_id, None)
-            if row.state is not ActionState.ACKNOWLEDGED and _bytes(row) <= ROW_BYTES_MAX:
-                self.rows[row.action_id] = row
+        self._passing: list[ActionId] = []
+
+    def keep(self, row: Row) -> None:
+        """Take a row as the open group has read or left it; it is the newest now."""
+        action, result = row.action, row.completion
+        size = action.input.size_bytes
+        if result is not None and result.observation is not None:
+            size += result.observation.size_bytes
+        self.rows.pop(action.action_id, None)
+        self.rows[action.action_id] = row
+        if size > ROW_BYTES_MAX or row.state is ACKNOWLEDGED:
+            self._passing.append(action.action_id)
+
+    def trim(self) -> None:
+        """Forget what only the group that has committed needed, and the oldest of everything."""
+        for action_id in self._passing:
+            self.rows.pop(action_id, None)
+        self._passing.clear()
         for kept in (self.rows, self.heads, self.outstanding):
             _forget_oldest(kept)
 
 
-def _bytes(row: Row) -> int:
-    observation = row.completion.observation if row.completion is not None else None
-    return row.action.input.size_bytes + (observation.size_bytes if observation else 0)
-
-
 def _forget_oldest(kept: dict[Any, Any]) -> None:
-    for key in list(islice(kept, max(0, len(kept) - KEPT_MAX))):
-        del kept[key]
+    if len(kept) > KEPT_MAX:
+        for key in list(islice(kept, len(kept) - KEPT_MAX)):
+            del kept[key]

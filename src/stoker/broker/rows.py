@@ -7,6 +7,7 @@ that was taken away from a worker who has not yet said that it let go. An acknow
 """
 
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -18,11 +19,14 @@ from stoker.model.ids import ActionId, Fence, RunId, WorkerId
 
 NO_FENCE = Fence(0)
 
-LIVE = frozenset({ActionState.LEASED, ActionState.STARTED})
+# Looking up a member of an enum costs 0.2 µs in Python 3.11, and every transition asks for several.
+PARKED, ACCEPTED, LEASED, STARTED, COMPLETED, ACKNOWLEDGED = ActionState
+
+LIVE = frozenset({LEASED, STARTED})
 """Under a fence, in some worker's hands."""
-WAITING = frozenset({ActionState.PARKED, ActionState.ACCEPTED})
+WAITING = frozenset({PARKED, ACCEPTED})
 """In nobody's hands yet."""
-TERMINAL = frozenset({ActionState.COMPLETED, ActionState.ACKNOWLEDGED})
+TERMINAL = frozenset({COMPLETED, ACKNOWLEDGED})
 """Has its one result."""
 
 
@@ -47,6 +51,9 @@ class Queue(NamedTuple):
     holder: WorkerId | None
     """The one worker that may take them, or any."""
     suspect: bool
+
+
+_queue_of = lru_cache(maxsize=4096)(Queue)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,7 +111,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     def queue(self) -> Queue:
         """Return what it waits in while it is queued."""
         action = self.action
-        return Queue(action.worker_class, action.run_id, action.holder, self.suspect)
+        return _queue_of(action.worker_class, action.run_id, action.holder, self.suspect)
 
     @property
     def terminal(self) -> bool:

@@ -169,7 +169,7 @@ class LedgerService:
         before = books.meta.lineage
         books.meta.lineage, books.meta.copied = lineage, False
         for owner in store.owners():
-            store.put_owner(owner._replace(fence=Fence(books.draw()), incarnation=lineage))
+            books.put_owner(owner._replace(fence=Fence(books.draw()), incarnation=lineage))
         for record in books.workers.values():
             record.lost, record.enlisted = True, record.enlisted._replace(ended=True)
         store.put_workers([record.enlisted for record in books.workers.values()])

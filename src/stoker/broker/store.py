@@ -159,6 +159,18 @@ class Store(Protocol):
         """Write the changed state of rows; never their input."""
         ...
 
+    def lease(self, rows: Sequence[Row]) -> None:
+        """Write rows of which nothing has changed but that they were leased; like ``update``."""
+        ...
+
+    def start(self, rows: Sequence[Row]) -> None:
+        """Write rows of which nothing has changed but that they were started; like ``update``."""
+        ...
+
+    def acknowledge(self, rows: Sequence[Row]) -> None:
+        """Write rows of which nothing has changed but that they were acknowledged."""
+        ...
+
     def settle(self, rows: Sequence[Row]) -> None:
         """Add the results of rows that became terminal."""
         ...

@@ -95,6 +95,8 @@ class MemoryStore:
         for row in rows:
             self._put(row)
 
+    lease = start = acknowledge = update
+
     def settle(self, rows: Sequence[Row]) -> None:
         """Results are part of the rows here."""
 

@@ -93,8 +93,11 @@ class SqliteStore:
     # --- transactions
 
     def begin(self) -> None:
-        """Open a transaction."""
-        self._db.execute("BEGIN IMMEDIATE")
+        """Open a transaction, which begins with the first statement that gains by it."""
+
+    def _begin(self) -> None:
+        if not self._db.in_transaction:
+            self._db.execute("BEGIN IMMEDIATE")
 
     def commit(self, *, sync: bool) -> None:
         """Close the transaction; with ``sync`` it is on disk when this returns.
@@ -104,7 +107,8 @@ class SqliteStore:
         """
         with _room():
             reach(COMMIT_BEFORE)
-            self._db.execute("COMMIT")
+            if self._db.in_transaction:
+                self._db.execute("COMMIT")
         self.commits += 1
         if sync:
             reach(SYNC_BEFORE)
@@ -129,6 +133,7 @@ class SqliteStore:
     def _many(self, name: str, rows: Sequence[Bindings]) -> None:
         if rows:
             with _room():
+                self._begin()
                 self._db.executemany(self._sql[name], rows)
 
     def _all(self, name: str, bindings: Bindings = ()) -> list[tuple[Any, ...]]:
@@ -159,6 +164,21 @@ class SqliteStore:
         """Write the changed state of rows."""
         self._many("update", [mutable_columns(row) for row in rows])
 
+    def lease(self, rows: Sequence[Row]) -> None:
+        """Write what a lease changes."""
+        self._many(
+            "lease",
+            [(r.deliveries, r.fence, r.worker, r.alone, r.queue_seconds, r.order) for r in rows],
+        )
+
+    def start(self, rows: Sequence[Row]) -> None:
+        """Write what a start changes."""
+        self._many("start", [(r.attempts, r.due_boot, r.order) for r in rows])
+
+    def acknowledge(self, rows: Sequence[Row]) -> None:
+        """Write what an acknowledgement changes."""
+        self._many("acknowledge", [(r.order,) for r in rows])
+
     def settle(self, rows: Sequence[Row]) -> None:
         """Add results."""
         self._many("settle", [(row.order, encode(row.completion)) for row in rows])
@@ -172,6 +192,7 @@ class SqliteStore:
 
     def rows(self, ids: Iterable[ActionId]) -> list[Row]:
         """Return the rows of known ids."""
+        self._begin()
         found = self._db.executemany(self._sql["row"], [(i,) for i in ids])
         return [decode_row(columns) for columns in found]
 
@@ -265,10 +286,12 @@ class SqliteStore:
 
     def rebase(self, now: Instant) -> None:
         """Move stored instants to this boot's clock."""
+        self._begin()
         self._db.execute(self._sql["rebase"], {"boot": now.boot, "wall": now.wall})
 
     def defer(self, until: float) -> None:
         """Let no started row be due before ``until``."""
+        self._begin()
         self._db.execute(self._sql["defer"], (until,))
 
     # --- events

@@ -42,7 +42,7 @@ def hot_columns(row: Row) -> tuple[object, ...]:
         action.worker_class,
         action.holder or "",
         -action.priority,
-        action.late.value,
+        action.late,
         row.digest,
         row.accepted_wall,
         row.deadline_wall,
@@ -54,11 +54,10 @@ def hot_columns(row: Row) -> tuple[object, ...]:
 
 def mutable_columns(row: Row) -> tuple[object, ...]:
     """Return the columns that change over a row's life, and its place."""
-    settled = row.settled_status
     return (
         row.due_boot,
         STATE_NUMBERS[row.state],
-        row.parked_on.value,
+        row.parked_on,
         row.deliveries,
         row.attempts,
         row.fence,
@@ -66,7 +65,7 @@ def mutable_columns(row: Row) -> tuple[object, ...]:
         row.alone,
         row.suspect,
         row.queue_seconds,
-        settled.value if settled else None,
+        row.settled_status,
         row.settled_fence,
         row.reclaim_fence,
         row.reclaim_worker,

@@ -25,11 +25,12 @@ from stoker.broker.core import complete, release, start
 from stoker.broker.expiry import Expiry, verdicts
 from stoker.broker.loss import deliverable, lose
 from stoker.broker.queueing import hand_out, hand_out_tickets
-from stoker.broker.rows import Row
+from stoker.broker.rows import LEASED, STARTED, Row
 from stoker.broker.store import Enlisted
 from stoker.errors import LedgerRefused
-from stoker.model.action import ActionState
 from stoker.seams.clock import Instant
+
+_OK = HoldVerdict.OK
 
 
 def enroll(books: Books, expiry: Expiry, request: Enroll, now: Instant) -> None:
@@ -100,7 +101,7 @@ def undelivered(books: Books, request: LeaseRequest, now: Instant) -> LeaseReply
     unstarted = [
         row
         for row in rows
-        if row.state is ActionState.LEASED
+        if row.state is LEASED
         and (row.action.worker_class in request.slots or row.action_id in request.action_ids)
     ]
     return LeaseReply(leases=tuple(lease_of(row, now) for row in unstarted))
@@ -117,11 +118,11 @@ def start_work(books: Books, expiry: Expiry, request: StartRequest, now: Instant
             found.append(HoldVerdict.LOST)
             continue
         verdict, decision = start(row, held.fence, now, books.limits.lease_seconds)
-        begun = decision.row.state is ActionState.STARTED and row.state is ActionState.LEASED
+        begun = decision.row.state is STARTED and row.state is LEASED
         books.meta.attempts += begun
         books.sync |= begun and is_external(row)
         rows[held.action_id] = books.apply(row, decision)
-        if verdict is HoldVerdict.OK:
+        if verdict is _OK:
             record.named[held.action_id] = now.boot
         found.append(verdict)
     return HoldReply(verdicts=tuple(found))
@@ -167,9 +168,9 @@ def release_work(books: Books, expiry: Expiry, request: ReleaseRequest, now: Ins
             found.append(HoldVerdict.LOST)
             continue
         verdict, decision = release(row, held.fence)
-        if verdict is HoldVerdict.OK and row.state is ActionState.STARTED:
+        if verdict is _OK and row.state is STARTED:
             decision = lose(row, "released after it had started", worker_gone=False)
-        elif verdict is HoldVerdict.OK and row.live and not deliverable(row):
+        elif verdict is _OK and row.live and not deliverable(row):
             decision = lose(row, "released unstarted", worker_gone=False)  # the last one (I5)
         rows[held.action_id] = books.apply(row, decision)
         found.append(verdict)

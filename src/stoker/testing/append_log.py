@@ -48,6 +48,7 @@ from stoker.broker.base import (
     SubmitDisposition,
 )
 from stoker.broker.exchange import Exchange
+from stoker.broker.owner import collect_seldom
 from stoker.broker.place import SOCKET_PATH
 from stoker.broker.server import Server
 from stoker.broker.service import NotYet
@@ -201,6 +202,7 @@ def main(directory: Path) -> int:
     server = Server(Exchange(log), listener, SystemClock(), _IDLE_SECONDS)
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     (directory / SOCKET_PATH).write_bytes(os.fsencode(path))
+    collect_seldom()
     server.serve()
     server.close()
     return 0

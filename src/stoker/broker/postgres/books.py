@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from stoker.broker.base import EventsRequest, LeaseRequest, LedgerLimits, Poll
+from stoker.broker.base import EventsRequest, LeaseRequest, LedgerEvent, LedgerLimits, Poll
 from stoker.broker.books import Books, WorkerRecord
 from stoker.broker.postgres.arrays import Blobs, Floats, Ints, Texts, columns
 from stoker.broker.postgres.needs import Needs, demand
@@ -104,7 +104,10 @@ class GroupBooks(Books):
         key = (queue.worker_class, queue.run_id, number, parked_on.value, queue.suspect, held)
         self._changes[key] += count
 
-    def _count_start(self, old: Row, new: Row) -> None:
+    def _line_up(self, old: Row | None, row: Row) -> None:
+        """Other gateways change the queues as well."""
+
+    def _count_step(self, old: Row, new: Row) -> None:
         self._count(old.queue, old.state, old.parked_on, -1)
         self._count(new.queue, new.state, new.parked_on, 1)
 
@@ -324,6 +327,13 @@ class GroupBooks(Books):
         waiting = [r for r in found.values() if r.state is ActionState.ACCEPTED]
         return sorted(waiting, key=lambda row: (-row.action.priority, row.order))
 
+    def told(self, run_id: RunId, partition: str, after: int, limit: int) -> list[LedgerEvent]:
+        """Return what a partition was told; other gateways tell it as well."""
+        self.flush()
+        if after:
+            self.store.forget_passed(run_id, partition, after)
+        return self.store.told(run_id, partition, after, limit)
+
     def _hand_over(self, old: Row, row: Row) -> None:
         self.alone += (row.live and row.alone) - (old.live and old.alone)
         self.reclaims += bool(row.reclaim_fence) - bool(old.reclaim_fence)
@@ -339,7 +349,7 @@ class GroupBooks(Books):
 
     def flush(self) -> None:
         """Write everything this group has changed, in one go."""
-        changed = (self._fresh, self._dirty, self._told, self._heads_dirty, self._entries)
+        changed = (self._fresh, self._changed, self._told, self._heads_dirty, self._entries)
         if any(changed):
             with self.store.pipelined():
                 super().flush()

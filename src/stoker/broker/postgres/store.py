@@ -167,6 +167,8 @@ class PostgresStore(Session):
         self._many("update", MUTABLE_KINDS, [mutable_columns(row) for row in rows])
         self._written.update((row.order, row) for row in rows)
 
+    lease = start = acknowledge = update
+
     def settle(self, rows: Sequence[Row]) -> None:
         """Add results."""
         self._many("settle", "qb", [(row.order, encode(row.completion)) for row in rows])

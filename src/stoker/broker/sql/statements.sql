@@ -14,6 +14,13 @@ UPDATE action SET due_boot = ?, state = ?, parked_on = ?, deliveries = ?, attemp
     worker = ?, alone = ?, suspect = ?, queue_seconds = ?, settled_status = ?, settled_fence = ?,
     reclaim_fence = ?, reclaim_worker = ?, history = ?
 WHERE place = ?;
+-- name: lease
+UPDATE action SET state = 2, deliveries = ?, fence = ?, worker = ?, alone = ?, queue_seconds = ?
+WHERE place = ?;
+-- name: start
+UPDATE action SET state = 3, attempts = ?, due_boot = ? WHERE place = ?;
+-- name: acknowledge
+UPDATE action SET state = 5 WHERE place = ?;
 -- name: settle
 INSERT INTO result VALUES (?, ?);
 -- name: bury_input
@@ -34,10 +41,10 @@ WHERE a.rollout_id = ? ORDER BY a.place;
 -- name: unfinished
 SELECT a.*, i.action, NULL
 FROM action a INDEXED BY action_unfinished JOIN input i USING (place)
-WHERE a.state < 4 AND a.rollout_id = ?;
+WHERE a.settled_status IS NULL AND a.rollout_id = ?;
 -- name: outstanding
 SELECT count(*) FROM action INDEXED BY action_unfinished
-WHERE state < 4 AND rollout_id = ? AND parked_on <> 'rollout';
+WHERE settled_status IS NULL AND rollout_id = ? AND parked_on <> 'rollout';
 -- name: queued
 SELECT a.*, i.action, NULL
 FROM action a INDEXED BY action_queued JOIN input i USING (place)
@@ -63,9 +70,10 @@ WHERE a.state < 2 AND a.holder <> '' AND a.holder = ?;
 -- name: due
 SELECT a.*, i.action, NULL
 FROM action a INDEXED BY action_due JOIN input i USING (place)
-WHERE a.state < 4 AND a.due_boot <= ? ORDER BY a.due_boot LIMIT ?;
+WHERE a.settled_status IS NULL AND a.due_boot <= ? ORDER BY a.due_boot LIMIT ?;
 -- name: next_due
-SELECT due_boot FROM action INDEXED BY action_due WHERE state < 4 ORDER BY due_boot LIMIT 1;
+SELECT due_boot FROM action INDEXED BY action_due WHERE settled_status IS NULL
+ORDER BY due_boot LIMIT 1;
 -- name: in_hands
 SELECT a.*, i.action, r.completion
 FROM action a INDEXED BY action_in_hands
@@ -103,8 +111,8 @@ INSERT INTO event VALUES (?,?,?,?,?,?,?,?,?);
 -- name: told
 SELECT e.event_id, e.kind, e.action_id, e.rollout_id, e.detail,
     CASE e.kind WHEN 'completed' THEN r.completion ELSE e.completion END
-FROM event e INDEXED BY event_by_partition LEFT JOIN result r USING (place)
-WHERE e.run_id = ? AND e.part = ? AND e.event_id > ? ORDER BY e.event_id LIMIT ?;
+FROM event e LEFT JOIN result r USING (place)
+WHERE +e.run_id = ? AND +e.part = ? AND e.event_id > ? ORDER BY e.event_id LIMIT ?;
 -- name: forget_passed
 DELETE FROM event INDEXED BY event_passing
 WHERE run_id = ? AND part = ? AND event_id <= ? AND kind IN ('requeued', 'reclaimed');
