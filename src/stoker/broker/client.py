@@ -12,8 +12,8 @@ import ssl
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from stoker.broker.base import (
@@ -31,9 +31,9 @@ from stoker.broker.envelope import (
     Answer,
     Call,
     Forget,
-    decode_answer,
     encode,
 )
+from stoker.broker.link import Link
 from stoker.broker.network import Address, Remote
 from stoker.broker.place import DATABASE, check_directory, owner_pid
 from stoker.broker.schema import check_version
@@ -48,7 +48,7 @@ from stoker.broker.spawn import (
 from stoker.broker.verbs import LedgerVerbs
 from stoker.errors import ConfigInvalid, LedgerUnavailable, StokerError, WireViolation, from_record
 from stoker.model.ids import Fence
-from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
+from stoker.wire.frames import PROTOCOL_VERSION, Hello, frame
 
 __all__ = ["RECONNECT_SECONDS", "LedgerClient", "OwnerSettings", "connect", "owner_pid"]
 
@@ -57,7 +57,6 @@ RECONNECT_SECONDS = 30.0
 
 _RETRY_SECONDS = 0.02
 _GOODBYE_SECONDS = 1.0
-_READ_BYTES = 256 * 1024
 _FENCES_KEPT = 4096
 
 
@@ -143,7 +142,7 @@ class LedgerClient(LedgerVerbs):
         self._settings = settings
         self._calls: dict[int, _Sent] = {}
         self._last_id = CONNECTION
-        self._writer: asyncio.StreamWriter | None = None
+        self._link: Link | None = None
         self._wanted = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
@@ -153,7 +152,7 @@ class LedgerClient(LedgerVerbs):
     @property
     def connected(self) -> bool:
         """Whether an owner is on the other end now."""
-        return self._writer is not None
+        return self._link is not None
 
     async def ask(self, request: Request) -> Reply:
         """Send ``request`` and return its reply.
@@ -178,8 +177,8 @@ class LedgerClient(LedgerVerbs):
         document = frame(encode(Call(self._last_id, sent.request)))  # raises before registering
         self._calls[self._last_id] = sent
         self._wanted.set()
-        if self._writer is not None:
-            self._writer.write(document)
+        if self._link is not None:
+            self._link.write(document)
             sent.resent = True
         return self._last_id
 
@@ -188,8 +187,8 @@ class LedgerClient(LedgerVerbs):
             return
         if call_id in self._calls:
             sent.abandoned = True
-            if self._writer is not None:
-                self._writer.write(frame(encode(Forget(call_id))))
+            if self._link is not None:
+                self._link.write(frame(encode(Forget(call_id))))
         elif sent.future.done() and not sent.future.cancelled() and not sent.future.exception():
             self._give_back(sent.request, sent.future.result())
 
@@ -206,21 +205,24 @@ class LedgerClient(LedgerVerbs):
         while not self._closed:
             try:
                 async with asyncio.timeout(RECONNECT_SECONDS):
-                    reader, frames = await self._connect()
+                    link = await self._connect()
             except (StokerError, TimeoutError) as error:
                 self._fail_all(error)
                 self._wanted.clear()
                 await self._wanted.wait()
                 continue
-            self._resend()
-            await self._receive(reader, frames)
-            self._hang_up()
+            await asyncio.wait({link.over})  # a wait, so that our cancellation leaves it be
+            wrong = link.over.result()
+            if wrong is not None:
+                self._fail_all(wrong)
+            self._link = None
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, FrameDecoder]:
+    async def _connect(self) -> Link:
         while True:
             place = self._places[0]
+            greeted: asyncio.Future[Hello | Answer] = asyncio.get_running_loop().create_future()
             try:
-                reader, writer = await self._reach(place)
+                link = await self._reach(place, greeted)
             except ssl.SSLCertVerificationError:
                 raise ConfigInvalid(
                     f"what listens on {place} does not hold the key of ledger.gateway_key; nothing "
@@ -233,78 +235,72 @@ class LedgerClient(LedgerVerbs):
                 await asyncio.sleep(_RETRY_SECONDS)
                 continue
             try:
-                frames = await self._greet(reader, writer)
+                if await self._greet(link, greeted):
+                    return link
             except BaseException:
-                writer.close()
+                link.close()
                 raise
-            if frames is not None:
-                self._writer = writer
-                return reader, frames
-            writer.close()
 
     async def _reach(
-        self, place: Path | Address
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        self, place: Path | Address, greeted: "asyncio.Future[Hello | Answer]"
+    ) -> Link:
+        def make() -> Link:
+            return Link(heard)
+
+        def heard(message: Hello | Answer) -> None:
+            if not greeted.done():
+                greeted.set_result(message)
+            elif isinstance(message, Answer):
+                self._answered(message)
+
+        loop = asyncio.get_running_loop()
         if isinstance(place, Address):
-            return await asyncio.open_connection(
-                place.host, place.port, ssl=self._context, ssl_shutdown_timeout=_GOODBYE_SECONDS
+            _, link = await loop.create_connection(
+                make,
+                place.host,
+                place.port,
+                ssl=self._context,
+                ssl_shutdown_timeout=_GOODBYE_SECONDS,
             )
+            return link
         path = published_socket(place)
         if path is None:
             raise FileNotFoundError
-        return await asyncio.open_unix_connection(str(path))
+        _, link = await loop.create_unix_connection(make, str(path))
+        return link
 
-    async def _greet(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> FrameDecoder | None:
-        """Exchange hellos; ``None`` when the owner went away meanwhile."""
+    async def _greet(self, link: Link, greeted: "asyncio.Future[Hello | Answer]") -> bool:
+        """Exchange hellos and send what waits; ``False`` when the owner went away meanwhile."""
         hello = Hello(protocol=PROTOCOL_VERSION, role=self._role, lineage=self._lineage)
-        writer.write(frame(encode(hello)))
-        frames = FrameDecoder()
-        while True:
-            try:
-                data = await reader.read(_READ_BYTES)
-            except OSError:
-                return None
-            if not data:
-                return None
-            for document in list(frames.feed(data)):  # to its end: what is fed is kept until then
-                message = decode_answer(document)
-                if isinstance(message, Answer) and message.fault is not None:
-                    raise from_record(message.fault)
-                if isinstance(message, Hello) and message.protocol == PROTOCOL_VERSION:
-                    self._lineage = message.lineage
-                    return frames
-                raise WireViolation(
-                    f"what listens for {self._places[0]} is not a ledger of this version; the "
-                    "connection was closed; use one version of stoker for a run"
-                )
+        link.write(frame(encode(hello)))
+        either: set[asyncio.Future[Any]] = {greeted, link.over}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not greeted.done():
+            wrong = link.over.result()
+            if wrong is not None:
+                raise wrong
+            return False
+        message = greeted.result()
+        if isinstance(message, Answer) and message.fault is not None:
+            raise from_record(message.fault)
+        if not isinstance(message, Hello) or message.protocol != PROTOCOL_VERSION:
+            raise WireViolation(
+                f"what listens for {self._places[0]} is not a ledger of this version; the "
+                "connection was closed; use one version of stoker for a run"
+            )
+        self._lineage = message.lineage
+        self._link = link
+        self._resend()
+        return True
 
     def _resend(self) -> None:
-        assert self._writer is not None, "resending needs a connection"
+        assert self._link is not None, "resending needs a connection"
         for call_id, sent in list(self._calls.items()):
             if sent.abandoned:
                 del self._calls[call_id]
                 continue
-            self._writer.write(frame(encode(Call(call_id, sent.request, resent=sent.resent))))
+            self._link.write(frame(encode(Call(call_id, sent.request, resent=sent.resent))))
             sent.resent = True
-
-    async def _receive(self, reader: asyncio.StreamReader, frames: FrameDecoder) -> None:
-        while True:
-            try:
-                data = await reader.read(_READ_BYTES)
-            except OSError:
-                return
-            if not data:
-                return
-            try:
-                for document in frames.feed(data):
-                    message = decode_answer(document)
-                    if isinstance(message, Answer):
-                        self._answered(message)
-            except (WireViolation, msgspec.MsgspecError) as error:
-                self._fail_all(WireViolation(f"the ledger's answer cannot be read: {error}"))
-                return
 
     def _answered(self, answer: Answer) -> None:
         if answer.call_id == CONNECTION:
@@ -333,11 +329,6 @@ class LedgerClient(LedgerVerbs):
         self._fences.extend(one.fence for one in fresh)
         return reply if len(fresh) == len(reply.leases) else replace(reply, leases=fresh)
 
-    def _hang_up(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
     def _fail_all(self, error: Exception) -> None:
         if not isinstance(error, StokerError):
             error = LedgerUnavailable(
@@ -358,13 +349,10 @@ class LedgerClient(LedgerVerbs):
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.close()
-            try:
-                await writer.wait_closed()
-            except OSError:
-                return
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+            await asyncio.wait({link.over})
 
 
 def _look_away(future: "asyncio.Future[Reply]") -> None:
