@@ -7,7 +7,9 @@ unchanged code, it is measured which functions each test reaches and what it cos
 """
 
 import gc
+import math
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -29,6 +31,9 @@ PATIENCE, SPARE_SECONDS = 10, 5
 
 SAME = "the same"
 """The result of a change that the compiler undoes: no mutant at all."""
+
+ENDLESS = 3
+"""The status of a child that ran too long, or waited for what never came."""
 
 Place = tuple[str, str, int]
 """A function: its file, its qualified name, its first line."""
@@ -166,13 +171,27 @@ class Floors:
         finally:
             os._exit(code)
 
+    def _limited(self, floor: _Floor) -> None:
+        """Give one test its time; a process that hears no signal any more is killed outright."""
+        cpu, wall = PATIENCE * floor.cpu + SPARE_SECONDS, PATIENCE * floor.wall + 4 * SPARE_SECONDS
+        signal.setitimer(signal.ITIMER_PROF, cpu)
+        signal.setitimer(signal.ITIMER_REAL, wall)
+        used = math.ceil(time.process_time() + cpu) + SPARE_SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (used, resource.RLIM_INFINITY))
+
+        def too_long(*_: object) -> None:
+            os.write(self._ends.writes, floor.item.nodeid.encode())
+            os._exit(ENDLESS)
+
+        for number in (signal.SIGPROF, signal.SIGALRM):
+            signal.signal(number, too_long)
+
     def _mutated(self, changed: dict[Place, CodeType], floors: list[_Floor]) -> bytes:
         for place, code in changed.items():
             for function in self._functions[place]:
                 function.__code__ = code
         for floor in floors:
-            signal.setitimer(signal.ITIMER_PROF, PATIENCE * floor.cpu + SPARE_SECONDS)
-            signal.setitimer(signal.ITIMER_REAL, PATIENCE * floor.wall + 4 * SPARE_SECONDS)
+            self._limited(floor)
             _run(floor.item)
         return b""
 
@@ -219,12 +238,12 @@ class _Ends:
     """Ends the process at the first test that fails, and says which it was."""
 
     def __init__(self, writes: int) -> None:
-        self._writes = writes
+        self.writes = writes
         self.prepared: Callable[[], None] = lambda: None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
-            os.write(self._writes, report.nodeid.encode())
+            os.write(self.writes, report.nodeid.encode())
             os._exit(1)
         if report.when == "setup":
             self.prepared()
@@ -286,6 +305,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _verdict(status: int) -> str:
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) in {signal.SIGALRM, signal.SIGPROF}:
+    limited = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU
+    if limited or (os.WIFEXITED(status) and os.WEXITSTATUS(status) == ENDLESS):
         return "endless"
     return "killed" if status else "survived"

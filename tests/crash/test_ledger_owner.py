@@ -44,7 +44,7 @@ LEDGER_POINTS = sorted(
     for name, tried in TRIED.items()
     if name.startswith("ledger.") and "kill" in tried and name != "ledger.close.before"
 )
-OPENING = {"ledger.open.before", "ledger.open.after"}
+OPENING = {"ledger.open.before", "ledger.open.after", "ledger.publish"}
 CYCLES = 6
 FOREIGNER = """
 import os, socket, sys

@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 import stoker.broker.owner
+import stoker.coordinator.backups
 import stoker.coordinator.execute
+import stoker.export.files
 import stoker.rollout.host
-import stoker.worker.main  # noqa: F401 - these four declare every point
+import stoker.worker.main  # noqa: F401 - these declare every point
 from stoker.model.completion import CompletionStatus
 from stoker.model.events import Delivered
 from stoker.model.ids import ActionId
@@ -31,6 +33,9 @@ PROGRAM = """
 import stoker
 
 LINE = 'printf "%s\\\\n" "$STOKER_ACTION_KEY" >> "$1"; '
+SLOW = ': > "$1"; exec sleep 60'
+# The bound is for a worker that runs this alone after a crash: nobody begins beside it.
+QUICK = 'n=0; until [ -e "$1" ] || [ $n -ge 100 ]; do n=$((n+1)); sleep 0.1; done'
 
 
 @stoker.rollout(version="1", boxes=1, timeout="5m")
@@ -43,11 +48,15 @@ async def chores(ctx, task):
         ctx.call(["sh", "-c", LINE + "yes x | head -c 50000", "sh", log], effect="idempotent"),
     )
     sent = await ctx.call(["sh", "-c", LINE + "echo sent", "sh", log], effect="external")
-    late = await ctx.first(ctx.call(["sleep", "60"]), ctx.sleep(0.5))
+    begun = f"{log}.{ctx.new_id('begun_')}"
+    print("one of two calls is cancelled once it runs")
+    quick = await ctx.first(
+        ctx.call(["sh", "-c", SLOW, "sh", begun]), ctx.call(["sh", "-c", QUICK, "sh", begun])
+    )
     read = await box.run(["cat", "a"])
     await ctx.local(len, "abc")
-    whole = (written.ok, len(long.run.stdout.kept), sent.run.text, late, read.text)
-    assert whole == (True, 50000, "sent", None, "begun written"), whole
+    whole = (written.ok, len(long.run.stdout.kept), sent.run.text, quick.run.ok, read.text)
+    assert whole == (True, 50000, "sent", True, "begun written"), whole
     return len(turn.text) + ctx.random.random()
 """
 TRIED = {
@@ -63,12 +72,20 @@ ELSEWHERE = {
     ("ledger.commit.before", "disk_full"): (
         "test_b12_a_full_disk_rejects_the_group_and_the_owner_goes_on"
     ),
-    ("artifact.write", "disk_full"): (
-        "test_b12_a_full_disk_costs_a_result_or_a_file_and_the_worker_goes_on"
-    ),
-    ("worker.file.write", "disk_full"): (
-        "test_b12_a_full_disk_costs_a_result_or_a_file_and_the_worker_goes_on"
-    ),
+    **{
+        (point, "disk_full"): "test_b12_a_full_disk_costs_a_result_or_a_file_and_the_worker_goes_on"
+        for point in ("artifact.write", "artifact.rename.before", "box.write", "worker.file.write")
+    },
+    ("coordinator.record.write", "disk_full"): "test_b12_a_run_that_cannot_be_written_down",
+    ("coordinator.file.write", "disk_full"): "test_b12_a_run_that_cannot_be_written_down",
+    ("export.sync", "disk_full"): "test_b12_a_full_disk_leaves_an_export_as_it_was",
+    ("backup.write", "disk_full"): "test_b12_a_full_disk_leaves_no_backup_and_no_restored_run",
+    ("restore.write", "disk_full"): "test_b12_a_full_disk_leaves_no_backup_and_no_restored_run",
+    **{
+        (point, how): "test_b12_maintenance_that_fails_leaves_the_ledger_as_it_was"
+        for point in ("maintain.copy", "maintain.compact")
+        for how in ("kill", "disk_full")
+    },
 }
 """What no whole run tries, since it ends otherwise there, and the test that does."""
 SETTINGS = {
@@ -82,7 +99,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Records]:
     with small_rig(tmp_path_factory.mktemp("reference")) as one:
         one.start()
         one.finish()
-        yield read(one.run.path)
+        records = read(one.run.path)
+        ended = {rollout.outcome.kind for rollout in records.rollouts.values()}
+        assert ended == {OutcomeKind.COMPLETED}, records
+        yield records
 
 
 def small_rig(folder: Path) -> AbstractContextManager[Rig]:
@@ -115,7 +135,9 @@ FAMILIES = {
     # A death as one call is let go takes the others with it: each point has a run of its own.
     "a worker is killed as it has let go": ("kill", ["worker.release.after"]),
     "program hosts are killed": ("kill", ["host."]),
-    "writes are torn": ("torn", [""]),
+    "workers tear what they write": ("torn", ["worker.", "artifact.", "box."]),
+    "writes are torn": ("torn", ["coordinator.", "ledger.", "host."]),
+    "the disk is full for a moment": ("disk_full", [""]),
     "replies are lost": ("lost", [""]),
 }
 
@@ -124,7 +146,8 @@ def test_every_point_is_tried_in_some_run() -> None:
     tried = {(p, how) for how, names in FAMILIES.values() for p in in_one_run(how, *names)}
     declared = {(name, how) for name, actions in TRIED.items() for how in actions}
     assert tried | ELSEWHERE.keys() == declared
-    written = "".join(file.read_text() for file in Path(__file__).parent.glob("test_*.py"))
+    floors = [Path(__file__).parent, Path(__file__).parents[1] / "unit"]
+    written = "".join(file.read_text() for floor in floors for file in floor.glob("test_*.py"))
     assert all(f"def {test}(" in written for test in ELSEWHERE.values())
 
 
@@ -148,6 +171,34 @@ def test_each_point_once_in_one_run(family: str, tmp_path: Path, reference: Reco
         assert not left, f"never reached: {left}\n{one.said()}"
         assert status == 0, one.said()
         check(one, reference, workers_hurt=any(p.startswith(WORKERS) for p in points))
+
+
+@pytest.mark.parametrize(
+    ("fault", "begins"),
+    [
+        ("coordinator.record.write=disk_full@1", False),
+        ("coordinator.file.write=disk_full@1", False),
+        ("coordinator.record.write=disk_full@2", False),
+        ("coordinator.file.write=disk_full@2", True),
+    ],
+)
+def test_b12_a_run_that_cannot_be_written_down(
+    fault: str,
+    begins: bool,  # noqa: FBT001 - by name
+    tmp_path: Path,
+    reference: Records,
+) -> None:
+    """Its tasks, settings and record: one sentence, and nothing is left. Its status: no matter."""
+    with small_rig(tmp_path) as one:
+        one.start(fault=fault)
+        status = one.ended()
+        assert not one.armed.exists(), f"never reached\n{one.said()}"
+        if not begins:
+            assert (status, one.has_said("nothing was started; free some space")) == (2, True)
+            assert one.found() is None, "nothing of it is left"
+            return
+        assert status == 0, one.said()
+        check(one, reference, workers_hurt=False)
 
 
 @pytest.mark.slow

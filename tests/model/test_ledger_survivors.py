@@ -16,8 +16,9 @@ from stoker.broker.base import (
     LeaseReply,
     LeaseRequest,
     LedgerLimits,
+    RolloutsRequest,
 )
-from stoker.errors import LedgerRefused
+from stoker.errors import LedgerFenced, LedgerRefused
 from stoker.model.action import Effect
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import WorkerId
@@ -38,6 +39,66 @@ def test_b16_only_what_an_external_start_promises_is_synced(engine: str, tmp_pat
             await h.start(lease)
             syncs.append((await h.ledger.stats()).syncs_total)
         assert [after - before for before, after in pairwise(syncs)] == [0, 1, 0]
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_only_what_must_outlive_a_power_cut_is_synced(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        async def appended(**more: Any) -> int:
+            before = (await h.ledger.stats()).syncs_total
+            one = Append(
+                rollout_id=ROLLOUT,
+                expected_seq=h.seqs.get(ROLLOUT, 0),
+                events=(b"e",),
+                submits=more.pop("submits", ()),
+                finished=more.pop("finished", False),
+            )
+            batch = AppendBatch(run_id=RUN, fence=h.fence, appends=(one,), **more)
+            h.seqs[ROLLOUT] = (await h.ledger.append(batch)).replies[0].seq
+            return (await h.ledger.stats()).syncs_total - before
+
+        assert await appended() == 0
+        assert await appended(sync=True) == 1
+        assert await appended(submits=(action(1), action(2))) == 1
+        assert await appended(finished=True) == 1
+        assert await appended() == 0
+        rollouts = RolloutsRequest(run_id=RUN)
+        [rollout] = (await h.ledger.rollouts(rollouts)).rollouts
+        assert (rollout.seq, rollout.last) == (5, b"e"), "finished, and stays so"
+        before = (await h.ledger.stats()).syncs_total
+        [first, second] = await h.lease()
+        await h.release(second)
+        assert (await h.ledger.stats()).syncs_total == before
+        for told in (h.complete(first), h.cancel(act(2))):
+            before = (await h.ledger.stats()).syncs_total
+            await told
+            assert (await h.ledger.stats()).syncs_total == before + 1
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_a_waiting_coordinator_hears_that_it_is_fenced(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        hearing = asyncio.create_task(h.events(wait=600.0))
+        await asyncio.sleep(0)
+        await h.attach("coordinator-2")
+        with pytest.raises(LedgerFenced, match="coordinator-2 owns it now"):
+            await hearing
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_what_was_told_in_passing_is_dropped_once_it_was_heard(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2))
+        [lease, other] = await h.lease()
+        await h.release(lease)
+        await h.complete(other)
+        requeued, completed = await h.events()
+        assert (str(requeued.kind), str(completed.kind)) == ("requeued", "completed")
+        assert await h.events(after=completed.event_id) == []
+        assert [event.kind for event in await h.events()] == [completed.kind]
 
     with_ledger(engine, tmp_path, scenario)
 

@@ -68,6 +68,30 @@ BOUNDARIES = {
     "worker/executor.py:Executor.execute": "the worker outlives any tool",
 }
 
+UNTRIED_WRITES = {
+    # module:function: why no fault point is needed there
+    "broker/copying.py:copy_database": "tried with a device that is always full",
+    "broker/place.py:take_lock": "a few bytes for people, in a file that is there; the lock counts",
+    "broker/postgres/gateway.py:_remember": "one that cannot start says so and is asked again",
+    "coordinator/sharing.py:Part.owned": "a few bytes for people, in a file that is there",
+    "coordinator/workers.py:LocalWorkers._start": "opens a log for its child and writes nothing",
+    "inference/in_process/gguf_folder.py:_write": "converts weights into a draft",
+    "inference/in_process/gguf_folder.py:_write_weights": "converts weights into a draft",
+    "inference/in_process/smollm2.py:convert": "converts weights into a draft",
+    "observe/log.py:open_log": "opens; each line has its point",
+    "rollout/hosts.py:_spawn": "opens a log for its child and writes nothing",
+    "sandbox/box_etc.py:fill": "within the making of a box, after its record",
+    "sandbox/cgroups.py:_freeze": "a control file of the kernel",
+    "sandbox/cgroups.py:_unified_tree": "a control file of the kernel",
+    "sandbox/cgroups.py:_write": "a control file of the kernel",
+    "sandbox/marks.py:HeldMark.__init__": "a mark beside a lock that counts",
+    "sandbox/runtime.py:_copy_interpreter": "a base that is made once, in a draft",
+    "sandbox/runtime.py:_folder": "a base that is made once, in a draft",
+    "worker/callrunner.py:main": "runs in the box",
+    "worker/log.py:open_log": "opens; each line has its point",
+}
+"""What writes a file without a fault point, and why nothing is lost where that fails."""
+
 ENTRY_POINTS = {
     "stoker.cli.main": "the installed command",
     "stoker.worker.main": "started with -m by coordinator and command line",

@@ -75,7 +75,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.submitted = 0
         self.attached = 0
         self.incarnations = dict.fromkeys(WORKERS, 0)
-        self.fence = Fence(0)
+        self.fence = self.fenced = Fence(0)
         self.seq = 0
         self.power_lost = False
         self.backup: tuple[Model, int, dict[WorkerId, WorkerId], Any] | None = None
@@ -133,7 +133,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.attached += 1
         attached = self.ask(Attach(run_id=RUN, incarnation=f"c{self.attached}"))
         self.model.fence(attached.fence)
-        self.fence = attached.fence
+        self.fenced, self.fence = self.fence, attached.fence
 
     def enroll(self, name: WorkerId) -> None:
         self.ask(Enroll(worker_id=self.worker(name), name=str(name), slots={"fast": 4}))
@@ -360,6 +360,8 @@ class LedgerMachine(RuleBasedStateMachine):
         self.open()
         head = self.store.head(RUN, ROLLOUT)
         self.seq = head.seq if head else 0
+        with pytest.raises(LedgerFenced):  # whoever was fenced stays so, whatever was lost (B7)
+            self.ask(EventsRequest(run_id=RUN, fence=self.fenced))
         for name in WORKERS:
             self.enroll(name)
         self.attach()

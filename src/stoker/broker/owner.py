@@ -34,11 +34,19 @@ from stoker.broker.store_sqlite import SqliteStore
 from stoker.errors import ConfigInvalid, StokerError
 from stoker.seams.clock import SystemClock, boot_id
 from stoker.seams.entropy import fresh_id
-from stoker.seams.faultpoints import arm, declare, reach
+from stoker.seams.faultpoints import arm, declare, reach, write
 
-OPEN_BEFORE = declare("ledger.open.before", "an owner holds the lock and has not opened the file")
+OPEN_BEFORE = declare(
+    "ledger.open.before",
+    "an owner holds the lock and has not opened the file",
+    "kill",
+    "disk_full",
+)
 CLOSE_BEFORE = declare("ledger.close.before", "an owner nobody needs is about to close the file")
 OPEN_AFTER = declare("ledger.open.after", "the new epoch is durable; nobody can connect yet")
+PUBLISH = declare(
+    "ledger.publish", "where the owner listens is written", "kill", "torn", "disk_full"
+)
 
 _BACKLOG = 256
 _COLLECTED_AFTER = (50_000, 20, 100)
@@ -142,7 +150,8 @@ def listen(socket_file: Path) -> socket.socket:
 def publish(directory: Path, socket_file: Path) -> None:
     """Say in the ledger's directory where its socket is."""
     fresh = directory / f"{SOCKET_PATH}.new"
-    fresh.write_bytes(os.fsencode(socket_file))
+    with fresh.open("wb") as file:
+        write(PUBLISH, os.fsencode(socket_file), file)
     fresh.replace(directory / SOCKET_PATH)
 
 

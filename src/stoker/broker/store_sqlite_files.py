@@ -14,6 +14,12 @@ import msgspec
 
 from stoker.broker.store import Meta
 from stoker.errors import LedgerRefused
+from stoker.seams.faultpoints import declare, reach
+
+COPY_STEP = declare(
+    "maintain.copy", "some pages of a living ledger are about to be copied", "kill", "disk_full"
+)
+COMPACT = declare("maintain.compact", "the file is about to be rewritten", "kill", "disk_full")
 
 
 class FileCopy:
@@ -46,8 +52,9 @@ class FileCopy:
             LedgerRefused: the target's disk is full or failed; the copy is given up.
         """
         try:
+            reach(COPY_STEP)
             self._backup.step(pages)
-        except apsw.Error as error:
+        except (apsw.Error, OSError) as error:
             self.close()
             raise LedgerRefused(f"{self.path} cannot be written ({error}); give it up") from error
         remaining, total = self._backup.remaining, self._backup.page_count
@@ -68,6 +75,7 @@ def compact(db: apsw.Connection, path: Path) -> tuple[int, int]:
     One transaction of SQLite's: a kill at any moment leaves the old content or the new.
     """
     before = _bytes(path)
+    reach(COMPACT)
     db.execute("PRAGMA temp_store = FILE")  # a large ledger must not be rebuilt in memory
     try:
         db.execute("VACUUM")

@@ -29,6 +29,12 @@ from stoker.coordinator.record import RunDirectory
 from stoker.errors import BackupInvalid, RunDirectoryUnusable
 from stoker.seams.clock import SystemClock, boot_id
 from stoker.seams.entropy import fresh_id
+from stoker.seams.faultpoints import declare, reach
+
+BACKUP_WRITE = declare("backup.write", "a backup is about to be written", "disk_full")
+RESTORE_WRITE = declare(
+    "restore.write", "a file of a backup is about to be written back", "disk_full"
+)
 
 FORMAT = 1
 _CONTENTS = "backup.json"
@@ -111,6 +117,7 @@ async def _back_up(run: RunDirectory, file: Path, draft: Path) -> BackedUp:
         files={name: _digest(path) for name, path in members.items()},
     )
     count = size = 0
+    reach(BACKUP_WRITE)
     with (draft / "tar").open("wb") as raw, tarfile.open(fileobj=raw, mode="w") as tar:
         _add(tar, _CONTENTS, msgspec.json.format(msgspec.json.encode(contents)))
         for name, path in members.items():
@@ -263,6 +270,7 @@ def _write(source: IO[bytes], target: Path) -> str:
     """Write a member and return the digest of its content."""
     target.parent.mkdir(parents=True, exist_ok=True)
     hashed = blake2b(digest_size=32)
+    reach(RESTORE_WRITE)
     with target.open("xb") as file:
         while chunk := source.read(_CHUNK):
             hashed.update(chunk)

@@ -44,7 +44,6 @@ from stoker.coordinator.record import (
     RunDirectory,
     RunRecord,
     find_run,
-    write_atomically,
 )
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer
@@ -364,11 +363,9 @@ class _Execution:
                 created=record.created,
                 restarts=record.restarts + bool(changes),
             )
-        else:
-            self._made = True
-            write_atomically(run.tasks, inputs.tasks_bytes, synced=True)
-        write_atomically(run.settings, self._settings.model_dump_json(indent=1).encode())
-        run.write_record(fresh)
+        tasks = None if run.recorded else inputs.tasks_bytes
+        self._made |= tasks is not None
+        run.write_down(fresh, self._settings.model_dump_json(indent=1).encode(), tasks)
         reach(RECORDED)
         return fresh
 

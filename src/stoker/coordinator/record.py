@@ -18,7 +18,12 @@ from stoker.model.value import content_digest
 from stoker.seams.disk import make_directories, sync_directory
 from stoker.seams.faultpoints import declare, reach, write
 
-RECORD_WRITE = declare("coordinator.record.write", "what a run is found by is written", "torn")
+RECORD_WRITE = declare(
+    "coordinator.record.write", "what a run is found by is written", "torn", "disk_full"
+)
+FILE_WRITE = declare(
+    "coordinator.file.write", "settings or status are written for readers", "torn", "disk_full"
+)
 RECORD_RENAME = declare("coordinator.record.rename", "what a run is found by has no name yet")
 
 
@@ -104,6 +109,23 @@ class RunDirectory:
                 "started; choose another place with --runs DIR"
             ) from error
 
+    def write_down(self, record: RunRecord, settings: bytes, tasks: bytes | None) -> None:
+        """Write what a run is: its settings, its record, and its tasks where it is new.
+
+        Raises:
+            RunDirectoryUnusable: the disk is full or gone.
+        """
+        try:
+            if tasks is not None:
+                write_atomically(self.tasks, tasks, synced=True)
+            write_atomically(self.settings, settings)
+            self.write_record(record)
+        except OSError as error:
+            raise RunDirectoryUnusable(
+                f"the run directory {self.path} cannot be written ({error.strerror}); nothing was "
+                "started; free some space on that disk"
+            ) from error
+
     def write_record(self, record: RunRecord) -> None:
         """Write ``run.json``; without it the run could not be found after a power cut."""
         encoded = msgspec.json.format(msgspec.json.encode(record))
@@ -113,16 +135,16 @@ class RunDirectory:
 def write_atomically(path: Path, content: bytes, *, synced: bool = False) -> None:
     """Replace ``path`` by ``content``: a reader sees the old or the new, never half.
 
+    Raises:
+        OSError: the disk is full or gone; ``path`` is as it was.
     **Durability:** with ``synced`` it survives a power cut once this returned.
     """
     draft = path.with_name(path.name + ".new")
     with draft.open("wb") as file:
+        write(RECORD_WRITE if synced else FILE_WRITE, content, file)
         if synced:
-            write(RECORD_WRITE, content, file)
             os.fsync(file.fileno())
             reach(RECORD_RENAME)
-        else:
-            file.write(content)
     draft.replace(path)
     if synced:
         sync_directory(path.parent)

@@ -3,6 +3,8 @@
 The Prometheus metrics that are states rather than events are brought up to date by ``exporting``.
 """
 
+from contextlib import suppress
+
 import msgspec
 
 from stoker.broker.base import LedgerLimits, RunStats, StatsReply
@@ -105,8 +107,9 @@ class Snapshots:
         )
 
     def write(self, snapshot: RunSnapshot) -> None:
-        """Replace the partition's ``status.json``."""
-        write_atomically(self._part.status, msgspec.json.encode(snapshot))
+        """Replace the partition's ``status.json``; a full disk costs its readers, never the run."""
+        with suppress(OSError):
+            write_atomically(self._part.status, msgspec.json.encode(snapshot))
 
     def _caps(self) -> CapsView | None:
         stats, limits = self._stats, self._limits

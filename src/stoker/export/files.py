@@ -14,6 +14,9 @@ from typing import BinaryIO
 from stoker.errors import BadInput
 from stoker.seams.disk import sync_directory
 from stoker.seams.entropy import fresh_id
+from stoker.seams.faultpoints import declare, reach
+
+EXPORT_SYNC = declare("export.sync", "an export is written and about to be synced", "disk_full")
 
 
 @contextmanager
@@ -35,6 +38,7 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     try:
         with file:
             yield file
+            reach(EXPORT_SYNC)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(place)

@@ -17,7 +17,9 @@ from stoker.seams.faultpoints import declare, reach, write
 WRITE = declare(
     "artifact.write", "an artifact's bytes are about to be written", "torn", "disk_full"
 )
-RENAME_BEFORE = declare("artifact.rename.before", "an artifact is written but has no name yet")
+RENAME_BEFORE = declare(
+    "artifact.rename.before", "an artifact is written but has no name yet", "kill", "disk_full"
+)
 RENAME_AFTER = declare("artifact.rename.after", "an artifact has its name, not yet on disk")
 
 _HEX_DIGITS = 64

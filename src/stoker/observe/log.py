@@ -16,6 +16,9 @@ import structlog
 from stoker.model.ids import RolloutId, RunId
 from stoker.model.outcome import Outcome
 from stoker.observe.catalogue import LOG_EVENTS, ROLLOUT_FINISHED
+from stoker.seams.faultpoints import declare, reach
+
+LOG_WRITE = declare("coordinator.log.write", "a line of a run's log is written", "disk_full")
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -107,6 +110,7 @@ class Log:
             self.dropped += 1
             return
         try:
+            reach(LOG_WRITE)
             getattr(self._logger, level)(name, **fields)
         except OSError:  # a full disk must not end the run for the sake of a log line
             self.dropped += 1

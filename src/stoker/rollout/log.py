@@ -5,6 +5,11 @@ Control characters are written as ``\x1b``: a log is read in terminals sooner or
 
 import io
 import re
+from contextlib import suppress
+
+from stoker.seams.faultpoints import declare, reach
+
+HOST_LOG = declare("host.log.write", "what a program prints is about to be written", "disk_full")
 
 LOG_BYTES_MAX = 16 * 1024 * 1024
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -28,14 +33,19 @@ class LogStream(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
-        """Write ``text``; beyond the bound nothing, after one line that says so."""
+        """Write ``text``; beyond the bound nothing, after one line that says so.
+
+        Where the disk is full it is lost: a program that printed must go on as its replay will.
+        """
         if self._left > 0:
             encoded = harmless(text).encode(errors="backslashreplace")
             kept = encoded[: self._left]
             self._left -= len(encoded)
-            self._raw.write(kept)
             if self._left <= 0:
-                self._raw.write(b"\n[log full: what this host prints from here on is dropped]\n")
+                kept += b"\n[log full: what this host prints from here on is dropped]\n"
+            with suppress(OSError):
+                reach(HOST_LOG)
+                self._raw.write(kept)
         return len(text)
 
     def fileno(self) -> int:

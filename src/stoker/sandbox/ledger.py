@@ -17,9 +17,10 @@ import msgspec
 
 from stoker.seams.clock import boot_id
 from stoker.seams.entropy import fresh_id
-from stoker.seams.faultpoints import declare, reach
+from stoker.seams.faultpoints import declare, reach, write
 from stoker.seams.locks import is_file, lock_is_refused, take_lock, wait_for_lock
 
+BOX_WRITE = declare("box.write", "a box is about to be written down", "torn", "disk_full")
 BOX_NOTED = declare("box.noted", "a box is written down and nothing of it exists")
 BOX_STRUCK = declare("box.struck", "a box is gone and still written down")
 
@@ -72,7 +73,8 @@ class BoxLedger:
         path = self._boxes / f"{record.box_id}.json"
         partial = path.with_suffix(".part")
         try:
-            partial.write_bytes(_encoder.encode(record))
+            with partial.open("wb") as file:
+                write(BOX_WRITE, _encoder.encode(record), file)
             partial.rename(path)
             reach(BOX_NOTED)
         except OSError:

@@ -14,13 +14,13 @@ from stoker.errors import RunOwned
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import WorkerId
 from stoker.seams.entropy import fresh_id
-from stoker.seams.faultpoints import declare, reach
+from stoker.seams.faultpoints import declare, write
 from stoker.seams.locks import take_lock
 
 from .figures import WorkerFigures
 
 HOME_WRITE = declare(
-    "worker.file.write", "a small file of a worker is written", "kill", "disk_full"
+    "worker.file.write", "a small file of a worker is written", "kill", "torn", "disk_full"
 )
 
 
@@ -83,6 +83,6 @@ class WorkerHome:
 
     def _replace(self, name: str, content: bytes) -> None:
         temporary = self.directory / f".{name}.new"
-        reach(HOME_WRITE)
-        temporary.write_bytes(content)
+        with temporary.open("wb") as file:
+            write(HOME_WRITE, content, file)
         temporary.replace(self.directory / name)

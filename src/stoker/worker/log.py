@@ -3,11 +3,16 @@
 Nothing of a tool's output and no input is ever written here: ids, figures, our own messages.
 """
 
+from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import TextIO, cast
 
 import structlog
 from structlog.typing import FilteringBoundLogger
+
+from stoker.seams.faultpoints import declare, reach
+
+WORKER_LOG = declare("worker.log.write", "a line of a worker's log is written", "disk_full")
 
 EVENTS: dict[str, str] = {
     "worker_started": "The process is up; says what it offers.",
@@ -37,6 +42,24 @@ EVENTS: dict[str, str] = {
 """Event name → what it says. A line has one of these names (a test holds the worker to it)."""
 
 
+class Lines:
+    """The file: a line that the disk has no room for is lost, and the work goes on."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, line: str) -> None:
+        """Write a line."""
+        with suppress(OSError):
+            reach(WORKER_LOG)
+            self._file.write(line)
+
+    def flush(self) -> None:
+        """Hand it to the system."""
+        with suppress(OSError):
+            self._file.flush()
+
+
 def open_log(path: Path, *, level: str, **fields: str) -> FilteringBoundLogger:
     """Open the log at ``path`` for appending; every line carries ``fields``.
 
@@ -47,7 +70,7 @@ def open_log(path: Path, *, level: str, **fields: str) -> FilteringBoundLogger:
     # Lines go out as they are written; the file lives as long as the process.
     file = path.open("a", encoding="ascii", buffering=1)
     logger = structlog.wrap_logger(
-        structlog.WriteLogger(file),
+        structlog.WriteLogger(cast("TextIO", Lines(file))),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
