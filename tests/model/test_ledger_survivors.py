@@ -11,18 +11,36 @@ import pytest
 from stoker.broker.base import (
     Append,
     AppendBatch,
+    Attach,
     CompleteDisposition,
+    CompleteRequest,
+    Durability,
+    Enroll,
     HoldVerdict,
     LeaseReply,
     LeaseRequest,
     LedgerLimits,
+    Request,
     RolloutsRequest,
 )
+from stoker.broker.service import LedgerService
+from stoker.broker.store_memory import MemoryStore
 from stoker.errors import LedgerFenced, LedgerRefused
-from stoker.model.action import Effect
-from stoker.model.completion import CompletionStatus
+from stoker.model.action import Action, Effect
+from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import WorkerId
-from support.ledger import ENGINES, ROLLOUT, RUN, WORKER, Harness, act, action, with_ledger
+from support.ledger import (
+    ENGINES,
+    ROLLOUT,
+    RUN,
+    WORKER,
+    Harness,
+    ManualClock,
+    act,
+    action,
+    with_ledger,
+)
+from support.ledger_books import check_books
 
 
 @pytest.fixture(params=ENGINES)
@@ -191,6 +209,40 @@ def test_appends_of_one_batch_see_each_others_submits(engine: str, tmp_path: Pat
     with_ledger(engine, tmp_path, scenario)
 
 
+def test_requests_of_one_group_see_what_the_earlier_ones_did() -> None:
+    """A ledger that was just opened remembers nothing: what it counts it reads in mid-group."""
+    store, now = MemoryStore(), ManualClock().now()
+    limits = LedgerLimits(outstanding_per_rollout_max=2)
+
+    def opened() -> LedgerService:
+        service = LedgerService(store, limits, Durability.POWER_SAFE)
+        service.open(now, boot_id="boot", lineage="lin")
+        return service
+
+    def group(service: LedgerService, *requests: Request) -> list[Any]:
+        service.begin(requests, now)
+        replies = [service.handle(request, now) for request in requests]
+        service.settle(now)
+        service.commit()
+        check_books(service)
+        return replies
+
+    first = opened()
+    fence = group(first, Attach(run_id=RUN, incarnation="c"))[0].fence
+
+    def appending(seq: int, *submits: Action) -> AppendBatch:
+        one = Append(rollout_id=ROLLOUT, expected_seq=seq, events=(b"e",), submits=submits)
+        return AppendBatch(run_id=RUN, fence=fence, appends=(one,))
+
+    group(first, appending(0, action(1), action(2)))
+    enrolled = Enroll(worker_id=WORKER, name="w", slots={"fast": 4})
+    _, reply = group(first, enrolled, LeaseRequest(worker_id=WORKER, slots={"fast": 1}))
+    done = Completion(action_id=act(1), fence=reply.leases[0].fence, status=CompletionStatus.OK)
+    completing = CompleteRequest(worker_id=WORKER, completions=(done,))
+    _, appended = group(opened(), completing, appending(1, action(3), action(4)))
+    assert [str(d) for d in appended.replies[0].submits] == ["accepted", "parked"]
+
+
 def test_a_holder_that_has_not_shown_itself_has_a_lease_to_do_so(
     engine: str, tmp_path: Path
 ) -> None:
@@ -210,20 +262,22 @@ def test_a_holder_that_has_not_shown_itself_has_a_lease_to_do_so(
 
 def test_an_operators_counters_count_what_happened(engine: str, tmp_path: Path) -> None:
     async def scenario(h: Harness) -> None:
-        await h.submit(action(1), action(2, attempts_max=1), action(3))
-        done, poison, given_back = await h.lease()
+        await h.submit(action(1), action(2, attempts_max=1), action(3), action(4))
+        done, poison, given_back, also_done = await h.lease()
         await h.release(given_back)
-        await h.start(done, poison)
-        await h.complete(done)
+        await h.release(*await h.lease())
+        await h.start(done, poison, also_done)
+        await h.complete(done, also_done)
         await h.enroll(OTHER, replaces=WORKER)
         assert await h.complete(poison, worker=OTHER) == [CompleteDisposition.STALE]
         stats = await h.ledger.stats()
-        assert (stats.deliveries_total, stats.attempts_total) == (3, 2)
-        assert (stats.retries_total, stats.late_total, stats.dead_total) == (1, 1, 1)
-        assert stats.completions_total == {CompletionStatus.OK: 1, CompletionStatus.DEAD: 1}
+        assert (stats.deliveries_total, stats.attempts_total) == (5, 3)
+        assert (stats.retries_total, stats.late_total, stats.dead_total) == (2, 1, 1)
+        assert stats.completions_total == {CompletionStatus.OK: 2, CompletionStatus.DEAD: 1}
         await h.cancel(act(3))
-        assert (await h.ledger.stats()).completions_total[CompletionStatus.CANCELLED] == 1
-        assert (await h.ledger.stats()).unacknowledged == 3
+        stats = await h.ledger.stats()
+        assert stats.completions_total[CompletionStatus.CANCELLED] == 1
+        assert (stats.dead_total, stats.unacknowledged) == (1, 4)
 
     with_ledger(engine, tmp_path, scenario)
 

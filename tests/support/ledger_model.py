@@ -5,6 +5,8 @@ checked against both. Lazy promises (leases, plain starts, acknowledgements) may
 synced ones (accepts, results, cancels, external starts) never.
 """
 
+from collections import Counter
+
 from stoker.broker.base import LedgerEvent, LedgerEventKind, LedgerLimits
 from stoker.broker.rows import Row
 from stoker.model.action import ActionState, Effect
@@ -110,6 +112,8 @@ class Model:
         assert len(live) == len(set(live)), "one fence, two actions (I3)"
         queued = [row for row in rows if row.state in ALIVE and row.state is not S.PARKED]
         assert len(queued) <= self.limits.queued_max
+        classes = Counter(row.action.worker_class for row in queued)
+        assert all(n <= self.limits.queued_per_class_max for n in classes.values())
         busy = sum(row.state in (S.LEASED, S.STARTED) for row in rows)
         assert busy <= self.limits.results_max, "every lease has a result slot (I6)"
         self.seen = now

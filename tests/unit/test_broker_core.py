@@ -72,6 +72,14 @@ def test_completing_clears_suspicion() -> None:
     assert not decision.row.suspect
 
 
+def test_nothing_of_a_lease_is_left_on_a_result() -> None:
+    suspect = replace(queued(), suspect=True)
+    decision = core.start(leased(suspect, alone=True), Fence(7), NOW, LEASE_SECONDS)[1]
+    result = Completion(action_id=suspect.action_id, fence=Fence(7), status=CompletionStatus.OK)
+    row = core.complete(decision.row, result)[1].row
+    assert (row.alone, row.worker, row.fence, row.settled_fence) == (False, None, NO_FENCE, 7)
+
+
 def test_an_external_action_in_a_crowd_is_ambiguous_all_the_same() -> None:
     decision = lose(started(effect=Effect.EXTERNAL), "gone", crowd=True)
     assert decision.row.settled_status is CompletionStatus.AMBIGUOUS
