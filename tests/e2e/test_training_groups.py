@@ -15,6 +15,7 @@ from stoker.coordinator.view import RunSnapshot
 from stoker.errors import DeliveryUnknown, GroupMixed, StateRefused
 from stoker.training.groups import Group
 from support.command import wait_until_quiet
+from support.postgres import drop_schema, fresh_schema, server
 from support.training import Engine, lay_out, model_of, request
 
 SECONDS = 60
@@ -316,3 +317,34 @@ def test_a_restored_state_brings_back_what_was_committed_after_it(place: Path) -
     state, taken = asyncio.run(first())
     assert len(json.dumps(state)) < 200, "it does not grow with the run"
     asyncio.run(second(state, taken))
+
+
+@pytest.mark.slow
+def test_deliveries_on_postgres_are_kept_as_on_sqlite(place: Path) -> None:
+    lay_out(place, ["a", "b"])
+    schema, at = fresh_schema(), server("on")
+    ledger = [f"ledger.url={at.url().reveal()}", f"ledger.db_schema={schema}"]
+
+    async def first() -> dict[str, object]:
+        asked = request(place, *ledger, run="r")
+        async with stoker.start_run(asked, model=model_of(Engine())) as run:
+            state = run.state()
+            one, _ = await rest(run)
+            await run.commit(one)
+            await run.publish_policy(1)
+            return state
+
+    async def second(state: dict[str, object]) -> None:
+        asked = request(place, *ledger, run="r")
+        async with stoker.start_run(asked, model=model_of(Engine())) as run:
+            assert run.policy_version == 1
+            assert [one.redelivered for one in await rest(run)] == [1]
+            await run.restore(state)
+            assert [one.redelivered for one in await rest(run, commit=True)] == [1, 2]
+            assert run.policy_version is None
+
+    try:
+        asyncio.run(second(asyncio.run(first())))
+    finally:
+        wait_until_quiet(place)
+        drop_schema(at, schema)
