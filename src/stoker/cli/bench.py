@@ -26,6 +26,7 @@ def benches() -> None:
       stoker bench boxes
       stoker bench ledger
       stoker bench torch
+      stoker bench lane
       stoker bench soak --minutes 5
 
     Exit codes:
@@ -170,6 +171,41 @@ def in_process(
     from stoker.cli.bench_torch import bench
 
     _answer(bench(folder=folder, runs=runs, say=remarks().print), as_json=as_json)
+
+
+@app.command("lane")
+def lane(
+    seeds: Annotated[
+        int, typer.Option("--seeds", min=1, max=90, help="Paired seeds of each regime.")
+    ] = 10,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=400, help="Virtual seconds of a stationary run.")
+    ] = 1600.0,
+    processes: Annotated[int, typer.Option("--processes", min=1, help="Simulations at once.")] = 2,
+    as_json: JsonOption = False,
+) -> None:
+    """The lane and admission beside their peers, on a virtual clock.
+
+    A closed batch against the ideal schedule and lock-step, a steady supply, and
+    stationary regimes where the KV cache is short against a semaphore that was
+    tuned to each, the same a quarter too big, and on work that shifts. The
+    figures are of policies: the same seeds give the same ones on any machine.
+    Some ten minutes on two cores.
+
+    Examples:
+      stoker bench lane --seeds 2
+      stoker bench lane --json
+
+    Exit codes:
+      0    measured, whether or not a goal was met
+      1    the bench broke
+      2    the command line cannot be used
+      130  interrupted
+    """
+    from stoker.cli.bench_lane import measure
+
+    say = remarks().print
+    _answer(measure(seeds=seeds, seconds=seconds, processes=processes, say=say), as_json=as_json)
 
 
 @app.command("soak")

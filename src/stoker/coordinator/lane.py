@@ -218,6 +218,7 @@ class Lane:
             window=self._window,
             running=self._running,
             ready=len(self._ready),
+            parked=self._ready.parked,
             healthy=sum(r.health is Health.HEALTHY for r in self._replicas.values()),
             paused=self._paused,
             active_share=share(done.active_seconds, done.seconds),

@@ -61,6 +61,8 @@ class LaneFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Calls all replicas take at once."""
     running: int
     ready: int
+    parked: int
+    """Calls that wait for memory in a KV cache."""
     healthy: int
     """Replicas that are given calls."""
     paused: bool

@@ -168,6 +168,8 @@ def _lane_view(lane: LaneFigures) -> LaneView:
         tokens=lane.tokens,
         retries=lane.retries,
         paused=lane.paused,
+        parked=lane.parked,
+        kv_held_share=lane.kv_held_share,
     )
 
 

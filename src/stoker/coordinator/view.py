@@ -34,6 +34,10 @@ class LaneView(msgspec.Struct, frozen=True, kw_only=True):
     retries: int
     paused: bool = False
     """New calls are held for a weight update."""
+    parked: int = 0
+    """Calls that wait for memory in a KV cache."""
+    kv_held_share: float = 0.0
+    """Share of lane time held for KV: room, and no memory for what would use it."""
 
 
 class ClassView(msgspec.Struct, frozen=True, kw_only=True):

@@ -109,4 +109,6 @@ def _lane(lanes: Sequence[LaneView]) -> LaneView:
         tokens=sum(lane.tokens for lane in lanes),
         retries=sum(lane.retries for lane in lanes),
         paused=any(lane.paused for lane in lanes),
+        parked=sum(lane.parked for lane in lanes),
+        kv_held_share=mean([lane.kv_held_share for lane in lanes]),
     )
