@@ -11,6 +11,8 @@ from stoker.coordinator.admission import (
     SETTLE_SECONDS,
     Admission,
     AdmissionSample,
+    AdmissionState,
+    decide,
 )
 from stoker.errors import ConfigInvalid
 from stoker.seams.clock import Instant
@@ -159,3 +161,48 @@ def test_a_rollout_that_could_never_start_is_refused_at_once() -> None:
     admission.require_fit(4)
     with pytest.raises(ConfigInvalid, match=r"reserves 5 boxes .*admission.boxes_max is 4"):
         admission.require_fit(5)
+
+
+def test_queues_do_not_lower_below_saturation_and_results_do() -> None:
+    # (9 + 1) * 8 = 80 rollouts fill the lane.
+    measured = {"service_seconds": 1.0, "think_seconds": 9.0, "capacity_calls_per_second": 8.0}
+    for pressed, least in (({"ready": 3 * WINDOW}, 80), ({"results_share": 1.0}, 1)):
+        admission, clock = _admission(active_start=100)
+        for _ in range(100):
+            clock.at += LOWER_PAUSE_SECONDS
+            admission.observe(_sample(admission.target(), **measured, **pressed))
+        assert admission.target() == least
+
+
+def test_time_in_a_queue_is_no_reason_to_keep_it_long() -> None:
+    """Counted as think time, a queue of 90 s would ask for 10 times the rollouts that fill it."""
+    measured = {"service_seconds": 1.0, "think_seconds": 99.0, "capacity_calls_per_second": 8.0}
+    admission, clock = _admission(active_start=500)
+    for _ in range(200):
+        clock.at += LOWER_PAUSE_SECONDS
+        sample = _sample(
+            admission.target(), **measured, queued_seconds=90.0, queue_seconds={"tests": 90.0}
+        )
+        admission.observe(sample)
+    assert admission.target() == 80
+
+
+def test_parallelism_is_halved_while_queues_press_and_given_back() -> None:
+    admission, clock = _admission(active_start=100)
+    assert admission.parallelism() is None
+    seen = []
+    for ready in [3 * WINDOW] * 8 + [0] * 7:
+        clock.at += 1
+        admission.observe(_sample(100, ready=ready))
+        seen.append(admission.parallelism())
+    assert seen == [32, 16, 8, 4, 2, 1, 1, 1, 2, 4, 8, 16, 32, None, None]
+
+
+def test_a_decision_depends_on_nothing_but_its_arguments() -> None:
+    state, sample = AdmissionState(target=16), _sample(16)
+    first = decide(state, sample, active_max=100, now=5.0)
+    assert first == decide(state, sample, active_max=100, now=5.0)
+    assert state == AdmissionState(target=16)
+    changed, change = first
+    assert change is not None
+    assert (changed.target, change.after, changed.changed_at) == (20, 20, 5.0)

@@ -234,3 +234,12 @@ def test_an_unknown_finish_reason_is_a_stop() -> None:
 )  # fmt: skip
 def test_retry_after_is_seconds(header: str | None, seconds: float | None) -> None:
     assert retry_after(header) == seconds
+
+
+def test_what_a_server_had_in_its_prefix_cache_is_read_where_it_says_so() -> None:
+    said = {"usage": {"prompt_tokens": 90, "prompt_tokens_details": {"cached_tokens": 80}}}
+    assert answers.read_chat({**chat_answer(), **said}).cached_tokens == 80
+    silent = {"usage": {"prompt_tokens": 90, "prompt_tokens_details": None}}
+    assert answers.read_chat({**chat_answer(), **silent}).cached_tokens is None
+    answer = {"text": "hi", "meta_info": {"cached_tokens": 7, "finish_reason": {"type": "stop"}}}
+    assert answers.read_generate(answer).cached_tokens == 7
