@@ -79,7 +79,7 @@ class Script:
             if acted[key] > 1:
                 found["doubled"] += 1
             elif acted[key] == 1:
-                ends = {"waiting": "once, no end told", "failed": "once, told as unknown"}
+                ends = {"waiting": "once (no end told)", "failed": "once (told as unknown)"}
                 found[ends.get(state, "once")] += 1
             elif state in ("failed", "cancelled"):
                 found["told"] += 1
