@@ -117,7 +117,7 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
     warm = [w / fork for w, fork in zip(median("warm"), median("fork"), strict=True)]
     made = {
         "warm_action_vs_fork": figure(warm, "ratio", 1.5, "a bare fork into such namespaces, p50"),
-        "warm_action_ms_p50": figure(median("warm"), "ms", 4.0, "python -c pass, forked"),
+        "warm_action_ms_p50": figure(median("warm"), "ms", 4.0, "python -c, forked"),
         "warm_action_ms_p99": figure([_p99(r.warm) for r in rounds if r.warm], "ms", 15.0, ""),
         "actions_per_second_per_core": figure(
             [r.warm_per_second for r in rounds if r.warm], "1/s", 200.0, "a box for each core"

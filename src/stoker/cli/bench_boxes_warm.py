@@ -19,6 +19,8 @@ from stoker.seams.clock import SystemClock
 _RUNS = 200
 _TOGETHER_RUNS = 100
 _PATIENCE_SECONDS = 120.0
+_PROGRAM = "print(6 * 7)"
+_SAID = b"42\n"
 
 _clock = SystemClock()
 
@@ -67,9 +69,9 @@ def _peer() -> "subprocess.Popen[bytes]":
 
 async def _forked(box: LocalBox) -> None:
     run = await box.run(
-        RunRequest(argv=("python", "-c", "pass")), timeout_seconds=_PATIENCE_SECONDS
+        RunRequest(argv=("python", "-c", _PROGRAM)), timeout_seconds=_PATIENCE_SECONDS
     )
-    assert run.result.ok, run.result.text
+    assert run.result.stdout.kept == _SAID, run.result.text
     assert box.server is not None, "it was not forked"
 
 
@@ -82,7 +84,7 @@ def _asked(peer: "subprocess.Popen[bytes]") -> float:
     assert peer.stdin is not None
     assert peer.stdout is not None
     began = _clock.monotonic()
-    peer.stdin.write(b"\n")
+    peer.stdin.write(_PROGRAM.encode() + b"\n")
     peer.stdin.flush()
-    assert peer.stdout.readline() == b"\n"
+    assert peer.stdout.readline() == _SAID
     return (_clock.monotonic() - began) * 1000
