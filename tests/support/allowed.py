@@ -23,7 +23,10 @@ OUTSIDE = {
     ("sandbox/inside/box_server.py", "os.fork"): "forks the actions of a warm box",
     ("sandbox/inside/box_server.py", "os.posix_spawn"): "starts process 1 of their namespaces",
     ("sandbox/inside/box_server.py", "os.execve"): "becomes a fresh interpreter where one is due",
-    ("sandbox/inside/box_server.py", "os.environ"): "sets the variables of the program it becomes",
+    (
+        "sandbox/inside/stoker_program.py",
+        "os.environ",
+    ): "sets the variables of the program it becomes",
     ("cli/bench_boxes.py", "subprocess"): "starts its peer, and the holder of boxes it kills",
     ("cli/bench_boxes_warm.py", "subprocess"): "starts its peer",
     ("cli/bench_boxes_fork.py", "os.fork"): "is the peer, in a process apart",

@@ -50,7 +50,7 @@ _NOTES = dict.fromkeys(
         "qemu_fork_ms_p50",
         "smol_branch_ms_p50",
     ),
-    "children forked ahead, branches and own-kernel boxes are not built yet",
+    "branches and own-kernel boxes are not built yet; an armed result is not timed apart",
 )
 
 Say = Callable[[str], object]

@@ -178,6 +178,8 @@ class LocalBox:
                 started=lambda: _close_all(opened),
             )
             ended = await self._supervised(prepared.server or self._backend.host.maker(), work)
+            if prepared.server is not None:
+                prepared.server.arm()
             run = self._finished(asked, ended, prepared)
             if gate is not None and isinstance(run, BoxRun):
                 run = with_network(run, await gate.close())

@@ -35,7 +35,14 @@ _LEFT_OUT = {
     "test", "idlelib", "tkinter", "ensurepip", "turtledemo", "lib2to3", "pydoc_data",
     "site-packages", "dist-packages",
 }  # fmt: skip
-_SCRIPTS = ("judge_main.py", "solution_server.py", "crossing.py", "way_out.py", "box_server.py")
+_SCRIPTS = (
+    "judge_main.py",
+    "solution_server.py",
+    "crossing.py",
+    "way_out.py",
+    "box_server.py",
+    "stoker_program.py",
+)
 _EGRESS = ("addresses.py", "hello.py", "inject.py", "proxy.py", "main.py")
 
 

@@ -177,6 +177,12 @@ class WarmServer:
         started.pid.set_result(0)
         return started
 
+    def arm(self) -> None:
+        """Have the next action forked and confined ahead, now that nothing of the last is left."""
+        if not self.dead:
+            with contextlib.suppress(BoxFailed):
+                self._send({"verb": "arm"}, [])
+
     async def kill(self, started: Started) -> None:
         """Ask for the end of an action; ``exited`` tells when it is over."""
         if not started.exited.done() and not self.dead:

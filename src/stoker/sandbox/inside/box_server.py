@@ -9,26 +9,22 @@ requests come over a socket that no action ever holds, and what an action writes
 Descriptors: 3 the socket, 4 the filter program.
 """
 
-import atexit
-import builtins
+import contextlib
 import ctypes
 import fcntl
 import gc
-import importlib.machinery
-import io
 import json
 import os
 import resource
-import runpy  # noqa: F401 - used by -m, loaded before the fork
 import select
 import signal
-import site
 import socket
-import stat
 import struct
 import sys
-import types
-import weakref
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - starts fast
+
+import stoker_program  # type: ignore[import-not-found]  # beside this file, not in a package
 
 _SOCKET, _FILTER = 3, 4
 _CHANNEL_FIRST = 3
@@ -55,7 +51,8 @@ _NR_CAPSET = {"x86_64": 126, "aarch64": 91}
 _CAPABILITY_VERSION = 0x20080522
 _NOT_STARTED = 127
 _ERROR_BYTES_MAX = 4000
-_USER_SITE = f".local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+_ERROR_MAX = 500
+"""Characters told: a packet holds them however they are escaped."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -71,11 +68,10 @@ class Server:
         self._control = control
         self._init = init
         self._masks = masks
-        self._machine = os.uname().machine
         self._filter = os.pread(_FILTER, 65536, 0)
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        self._null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+        self._armed: _Armed | None = None
 
     def harden(self) -> None:
         """Give up what no action may ever get from us."""
@@ -90,52 +86,110 @@ class Server:
     def next_action(self) -> "Action":
         """Return an action, in the process that is to become it."""
         self._control.send(b'{"event": "ready"}')
+        poll = self._polled()
         while True:
+            if self._wake_read in [descriptor for descriptor, _ in poll.poll()]:
+                os.read(self._wake_read, 4096)
+                self._bury_armed()
+                continue
             data, descriptors, _, _ = socket.recv_fds(
                 self._control, _PACKET_BYTES_MAX, _DESCRIPTORS_MAX
             )
             if not data:
                 os._exit(0)
             request = json.loads(data)
-            if request["verb"] != "run":
-                continue  # a kill that came after the end
-            number = request["number"]
-            action = self._started(number, descriptors)
+            action = None
+            if request["verb"] == "arm" and self._armed is None:
+                with contextlib.suppress(OSError):  # the next request tries again and says why not
+                    action = self._arm()
+            elif request["verb"] == "run":
+                action = self._run(request["number"], descriptors)
             if action is not None:
                 return action
 
-    def _started(self, number: int, descriptors: list[int]) -> "Action | None":
-        """Run one action to its end; returns an ``Action`` in the action's own process only."""
-        spec = json.loads(os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0))
+    def _polled(self) -> select.poll:
+        poll = select.poll()
+        poll.register(self._control, select.POLLIN)
+        poll.register(self._wake_read, select.POLLIN)
+        return poll
+
+    def _bury_armed(self) -> None:
+        """Reap a waiting child that was killed, as all is when another's action is cleared away.
+
+        At once: process 1 of its namespace cannot end before its child has been reaped by us.
+        """
+        if self._armed is not None and os.waitpid(self._armed.pid, os.WNOHANG)[0]:
+            armed, self._armed = self._armed, None
+            _end(armed.init)
+            armed.channel.close()
+            os.close(armed.errors)
+
+    def _arm(self) -> "Action | None":
+        """Fork a child that waits for what it is to be; returns an ``Action`` in the child only."""
         errors, errors_write = os.pipe2(os.O_CLOEXEC)
-        status, said = _NOT_STARTED << 8, ""
-        init = -1
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        init = pid = -1
         try:
             _checked(_libc.unshare(_NEW_PID), "unshare")
             init = os.posix_spawn(self._init, [self._init], {})
             pid = os.fork()
             if pid == 0:
                 self._control.close()
-                return Action(spec, descriptors[1:], errors_write, self._filter, self._masks)
+                ours.close()
+                return Action(theirs, errors_write, self._filter, self._masks)
+        finally:
+            if pid:  # here, whether or not there is a child
+                _checked(_libc.setns(self._pid_namespace, _NEW_PID), "setns")
+                theirs.close()
+                os.close(errors_write)
+            if pid < 0:
+                _end(init)
+                ours.close()
+                os.close(errors)
+        self._armed = _Armed(pid=pid, init=init, errors=errors, channel=ours)
+        return None
+
+    def _run(self, number: int, descriptors: list[int]) -> "Action | None":
+        """Run one action to its end; returns an ``Action`` in the action's own process only."""
+        status, said = _NOT_STARTED << 8, ""
+        try:
+            while not self._hand_over(descriptors):
+                action = self._arm()
+                if action is not None:
+                    return action
         except OSError as error:
             said = f"{error.errno or 0} {error}"
-            pid = -1
-        _checked(_libc.setns(self._pid_namespace, _NEW_PID), "setns")
-        for descriptor in (*descriptors, errors_write):
+        for descriptor in descriptors:
             os.close(descriptor)
-        if pid > 0:
-            status = self._awaited(number, pid=pid, init=init)
-            said = os.read(errors, _ERROR_BYTES_MAX).decode(errors="replace")
-        self._end(init)
-        os.close(errors)
+        armed, self._armed = self._armed, None
+        if armed is not None:
+            status = self._awaited(number, pid=armed.pid, init=armed.init)
+            said = os.read(armed.errors, _ERROR_BYTES_MAX).decode(errors="replace")
+            _end(armed.init)
+            os.close(armed.errors)
         self._tell(number, status, said)
         return None
 
+    def _hand_over(self, descriptors: list[int]) -> bool:
+        """Give the waiting child what it is to be; false: there is none, or it was killed."""
+        armed = self._armed
+        if armed is None:
+            return False
+        try:
+            with armed.channel:
+                socket.send_fds(armed.channel, [b"x"], descriptors)
+        except OSError:
+            self._armed = None
+            os.kill(armed.init, signal.SIGKILL)
+            os.waitpid(armed.pid, 0)
+            _end(armed.init)
+            os.close(armed.errors)
+            return False
+        return True
+
     def _awaited(self, number: int, *, pid: int, init: int) -> int:
         """Return the wait status of ``pid``, watching for a word to kill it meanwhile."""
-        poll = select.poll()
-        poll.register(self._control, select.POLLIN)
-        poll.register(self._wake_read, select.POLLIN)
+        poll = self._polled()
         while True:
             reaped, status = os.waitpid(pid, os.WNOHANG)
             if reaped:
@@ -151,42 +205,45 @@ class Server:
                 if request["verb"] == "kill" and request["number"] == number:
                     os.kill(init, signal.SIGKILL)
 
-    def _end(self, init: int) -> None:
-        """Kill process 1 of an action's namespace, and with it all that is left there."""
-        if init > 0:
-            os.kill(init, signal.SIGKILL)
-            os.waitpid(init, 0)  # returns once every process of the namespace is gone
-
     def _tell(self, number: int, status: int, error: str) -> None:
-        self._control.send(
-            json.dumps(
-                {"event": "exited", "number": number, "status": status, "error": error}
-            ).encode()[:_PACKET_BYTES_MAX]
-        )
+        said = {"event": "exited", "number": number, "status": status, "error": error[:_ERROR_MAX]}
+        self._control.send(json.dumps(said).encode())
+
+
+class _Armed:
+    """A child that waits to be an action, and process 1 of its namespace."""
+
+    def __init__(self, *, pid: int, init: int, errors: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.init = init
+        self.errors = errors
+        self.channel = channel
+
+
+def _end(init: int) -> None:
+    """Kill process 1 of an action's namespace, and with it all that is left there."""
+    if init > 0:
+        os.kill(init, signal.SIGKILL)
+        os.waitpid(init, 0)  # returns once every process of the namespace is gone
 
 
 class Action:
     """What one action is to become, in its own process."""
 
     def __init__(
-        self,
-        spec: dict[str, object],
-        descriptors: list[int],
-        errors: int,
-        program: bytes,
-        masks: list[str],
+        self, channel: socket.socket, errors: int, program: bytes, masks: list[str]
     ) -> None:
-        self.spec = spec
-        self._descriptors = descriptors
+        self.spec: dict[str, object] = {}
+        self._channel = channel
         self._errors = errors
         self._filter = program
         self._masks = masks
 
     def confine(self) -> None:
-        """Take namespaces, limits, uid and filter; afterwards nothing can be taken back."""
+        """Take namespaces, uid and filter; afterwards nothing can be taken back."""
         signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.setsid()
-        self._arrange()
         _checked(_libc.unshare(_NEW_NAMESPACES), "unshare")
         _mount(None, "/", None, _MS["rec"] | _MS_PRIVATE)
         # Mounted elsewhere first: the kernel lets us only while another is in sight, which goes.
@@ -196,8 +253,6 @@ class Action:
         for mask in self._masks:
             _read_only("/dev/null", mask)
         _read_only("/proc/sys", "/proc/sys")
-        for name, limits in dict(self.spec["rlimits"]).items():  # type: ignore[call-overload]
-            resource.setrlimit(int(name), tuple(limits))
         os.setgroups([])
         os.setresgid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
         os.setresuid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
@@ -205,13 +260,24 @@ class Action:
         number = _NR_CAPSET[os.uname().machine]
         _checked(_libc.syscall(number, header, b"\0" * 24), "capset")
         _checked(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
-        os.chdir(str(self.spec["directory"]))
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._load_filter()
 
-    def _arrange(self) -> None:
+    def receive(self) -> None:
+        """Wait for what it is to be: descriptors, limits, directory."""
+        data, descriptors, _, _ = socket.recv_fds(self._channel, 1, _DESCRIPTORS_MAX)
+        if not data:
+            os._exit(0)
+        self._channel.detach()  # its number is another's from now on
+        size = os.fstat(descriptors[0]).st_size
+        self.spec = json.loads(os.pread(descriptors[0], size, 0))
+        self._arrange(descriptors[1:])
+        for name, limits in dict(self.spec["rlimits"]).items():  # type: ignore[call-overload]
+            resource.setrlimit(int(name), tuple(limits))
+        os.chdir(str(self.spec["directory"]))
+
+    def _arrange(self, descriptors: list[int]) -> None:
         """Give the descriptors their numbers; every other one is closed."""
-        parked = [_parked(d) for d in (*self._descriptors, self._errors)]
+        parked = [_parked(d) for d in (*descriptors, self._errors)]
         self._errors = parked.pop()
         numbers = [0, 1, 2, *range(_CHANNEL_FIRST, _CHANNEL_FIRST + len(parked) - 3)]
         for descriptor, number in zip(parked, numbers, strict=True):
@@ -268,192 +334,39 @@ def _read_only(source: str, target: str) -> None:
     _mount(None, target, None, _MS["bind"] | _MS["remount"] | kept)
 
 
-# --- the program, in this interpreter -------------------------------------------------------------
-
-
-def prepared(spec: dict[str, object]) -> "tuple[types.CodeType, dict[str, object]] | None":
-    """Make this interpreter what ``python`` would be; ``None``: only a fresh one would be right."""
-    variables = {str(k): str(v) for k, v in dict(spec["environment"]).items()}  # type: ignore[call-overload]
-    home = variables.get("HOME", "")
-    if os.path.isdir(f"{home}/{_USER_SITE}"):  # noqa: PTH112 - starts fast
-        return None  # its start would run what lies there
-    argv = [str(part) for part in spec["argv"]]  # type: ignore[attr-defined]
-    form, rest = argv[1], argv[2:]
-    main = types.ModuleType("__main__")
-    main.__dict__.update(__annotations__={}, __builtins__=builtins)
-    try:
-        if form == "-c":
-            first, sys.argv = "", ["-c", *rest[1:]]
-            main.__loader__ = importlib.machinery.BuiltinImporter
-            code = _compiled(rest[0], "<string>")
-        elif form == "-m":
-            first, sys.argv = os.getcwd(), ["-m", *rest[1:]]  # noqa: PTH109 - starts fast
-            main.__loader__ = importlib.machinery.BuiltinImporter
-            code = compile(_AS_MODULE.format(rest[0]), _OURS, "exec")
-        else:
-            with open(form, "rb") as file:  # noqa: PTH123 - starts fast
-                source = file.read()
-            first = os.path.dirname(os.path.realpath(form))  # noqa: PTH120 - starts fast
-            sys.argv = [form, *rest]
-            name = form if form.startswith("/") else f"{os.getcwd()}/{form}"  # noqa: PTH109 - starts fast
-            main.__dict__.update(__file__=name, __cached__=None)
-            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", name)
-            code = _compiled(source, name)
-    except OSError:
-        return None  # a directory, an archive, or nothing: the interpreter has words for it
-    _become_main(main, first, argv, variables)
-    return code, main.__dict__
-
-
-_OURS = "<stoker>"
-_AS_MODULE = "import runpy; runpy._run_module_as_main({!r})"
-
-
-def _compiled(source: "str | bytes", name: str) -> types.CodeType:
-    """Compile now; what cannot be compiled is raised where the program would begin."""
-    try:
-        return compile(source, name, "exec", dont_inherit=True)
-    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
-        again = "compile(source, name, 'exec', dont_inherit=True)"
-        return compile(f"source, name = {source!r}, {name!r}; {again}", _OURS, "exec")
-
-
-def _become_main(
-    main: types.ModuleType, first: str, argv: list[str], variables: dict[str, str]
-) -> None:
-    sys.modules["__main__"] = main
-    sys.path[0] = first
-    sys.orig_argv[:] = argv
-    for name in os.environ.keys() - variables.keys():
-        del os.environ[name]
-    for name, value in variables.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
-    site.USER_BASE = f"{variables.get('HOME', '')}/.local"
-    site.USER_SITE = f"{variables.get('HOME', '')}/{_USER_SITE}"
-    if not stat.S_ISFIFO(os.fstat(0).st_mode):
-        _open_stream("stdin", 0, "r")
-
-
-def open_streams() -> None:
-    """Open the streams on pipes, as an action's are: what takes its place then fits them."""
-    read, write = os.pipe()
-    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
-        os.dup2(read if mode == "r" else write, number)
-        _open_stream(name, number, mode)
-    os.close(read)
-    os.close(write)
-
-
-def _open_stream(name: str, number: int, mode: str) -> None:
-    was = getattr(sys, name)
-    raw = open(number, f"{mode}b", -1, closefd=False)  # noqa: SIM115 - for the whole program
-    raw.raw.name = f"<{name}>"  # type: ignore[attr-defined]
-    made = io.TextIOWrapper(
-        raw, was.encoding, was.errors, newline="\n", line_buffering=name == "stderr"
-    )
-    made.mode = mode  # type: ignore[misc]
-    setattr(sys, name, made)
-    setattr(sys, f"__{name}__", made)
-
-
-def main() -> "tuple[types.CodeType, dict[str, object]]":
+def main() -> "tuple[object, dict[str, object]]":
     """Serve; returns in the process of an action only, with what it is to run."""
     os.closerange(_FILTER + 1, 4096)
     for descriptor in (_SOCKET, _FILTER):
         os.set_inheritable(descriptor, False)
     server = Server(socket.socket(fileno=_SOCKET), sys.argv[1], sys.argv[2:])
     server.harden()
-    open_streams()
+    stoker_program.open_streams()
     gc.collect()
     gc.freeze()
     action = server.next_action()
     try:
         action.confine()
-        found = prepared(action.spec)
+        action.receive()
+        found = stoker_program.prepared(action.spec)
         if found is None:
             action.execute()
     except Exception as error:  # noqa: BLE001 - whatever it is, no program runs half confined
         action.failed(error)
     action.ready()
     assert found is not None
-    return found
-
-
-# --- its ending -----------------------------------------------------------------------------------
-
-
-def end_of(error: BaseException | None) -> int:
-    """Return the exit code after ``error``, shown as the interpreter would show it."""
-    if error is None:
-        return 0
-    if isinstance(error, SystemExit):
-        if error.code is None or isinstance(error.code, int):
-            return (error.code or 0) & 0xFF
-        sys.stderr.write(f"{error.code}\n")
-        return 1
-    below = error.__traceback__
-    while below and below.tb_frame.f_code.co_filename in (__file__, _OURS):
-        below = below.tb_next
-    error.__traceback__ = below
-    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, below
-    sys.excepthook(type(error), error, below)
-    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
-
-
-def finish(code: int, ours: frozenset[str]) -> None:
-    """End the interpreter in its usual order, sparing what was there before the program came.
-
-    To take that down too would touch, and so copy, every page that is shared with the server.
-    """
-    if "threading" in sys.modules:
-        sys.modules["threading"]._shutdown()  # noqa: SLF001 - as it is ended itself
-    atexit._run_exitfuncs()  # noqa: SLF001 - the same
-    code = code if _flushed() else 120
-    sys.last_type = sys.last_value = sys.last_traceback = None
-    names = [name for name in sys.modules if name not in ours or name == "__main__"]
-    popped = (sys.modules.pop(name) for name in names)
-    modules = [weakref.ref(module) for module in popped if isinstance(module, types.ModuleType)]
-    gc.collect()
-    for module in reversed(modules):
-        if (alive := module()) is not None:
-            _clear(alive.__dict__)
-    gc.collect()
-    code = code if _flushed() else 120
-    if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
-        os.kill(os.getpid(), -code)
-    os._exit(code)
-
-
-def _flushed() -> bool:
-    good = True
-    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
-        try:
-            if stream is not None and not stream.closed:
-                stream.flush()
-        except (OSError, ValueError, AttributeError):
-            good = stream in (sys.stderr, sys.__stderr__) and good
-    return good
-
-
-def _clear(names: dict[str, object]) -> None:
-    """Set a module's names to ``None``, private ones first, as the interpreter does."""
-    for private in (True, False):
-        for name in list(names):
-            plain = not name.startswith("_") or name.startswith("__")
-            if plain is not private and name != "__builtins__":
-                names[name] = None
+    return found  # type: ignore[no-any-return]
 
 
 if __name__ == "__main__":
+    del sys.path[0], sys.modules["stoker_program"]  # a program may have one of that name
     _ours = frozenset(sys.modules)
     _code, _globals = main()
     _ended: BaseException | None = None
     try:
-        exec(_code, _globals)  # noqa: S102 - the box's program, in its box
+        exec(_code, _globals)  # type: ignore[arg-type]  # noqa: S102 - the box's program, in its box
     except BaseException as _error:  # noqa: BLE001 - whatever ends a program
         _ended = _error
-    _status = end_of(_ended)
+    _status = stoker_program.end_of(_ended, __file__)
     del _code, _globals, _ended
-    finish(_status, _ours)
+    stoker_program.finish(_status, _ours)

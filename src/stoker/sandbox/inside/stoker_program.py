@@ -1,0 +1,170 @@
+"""Makes this interpreter what a fresh ``python`` would be, and ends it as one would be ended.
+
+Beside ``box_server``, which forks the process this runs in. Everything here happens after the fork,
+as the box's own user, save ``open_streams``.
+"""
+
+import atexit
+import builtins
+import gc
+import importlib.machinery
+import io
+import os
+import runpy  # noqa: F401 - used by -m, loaded before the fork
+import signal
+import site
+import stat
+import sys
+import types
+import weakref
+
+_USER_SITE = f".local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+
+
+def prepared(spec: dict[str, object]) -> "tuple[types.CodeType, dict[str, object]] | None":
+    """Make this interpreter what ``python`` would be; ``None``: only a fresh one would be right."""
+    variables = {str(k): str(v) for k, v in dict(spec["environment"]).items()}  # type: ignore[call-overload]
+    home = variables.get("HOME", "")
+    if os.path.isdir(f"{home}/{_USER_SITE}"):  # noqa: PTH112 - starts fast
+        return None  # its start would run what lies there
+    argv = [str(part) for part in spec["argv"]]  # type: ignore[attr-defined]
+    form, rest = argv[1], argv[2:]
+    main = types.ModuleType("__main__")
+    main.__dict__.update(__annotations__={}, __builtins__=builtins)
+    try:
+        if form == "-c":
+            first, sys.argv = "", ["-c", *rest[1:]]
+            main.__loader__ = importlib.machinery.BuiltinImporter
+            code = _compiled(rest[0], "<string>")
+        elif form == "-m":
+            first, sys.argv = os.getcwd(), ["-m", *rest[1:]]  # noqa: PTH109 - starts fast
+            main.__loader__ = importlib.machinery.BuiltinImporter
+            code = compile(_AS_MODULE.format(rest[0]), _OURS, "exec")
+        else:
+            with open(form, "rb") as file:  # noqa: PTH123 - starts fast
+                source = file.read()
+            first = os.path.dirname(os.path.realpath(form))  # noqa: PTH120 - starts fast
+            sys.argv = [form, *rest]
+            name = form if form.startswith("/") else f"{os.getcwd()}/{form}"  # noqa: PTH109 - starts fast
+            main.__dict__.update(__file__=name, __cached__=None)
+            main.__loader__ = importlib.machinery.SourceFileLoader("__main__", name)
+            code = _compiled(source, name)
+    except OSError:
+        return None  # a directory, an archive, or nothing: the interpreter has words for it
+    _become_main(main, first, argv, variables)
+    return code, main.__dict__
+
+
+_OURS = "<stoker>"
+_AS_MODULE = "import runpy; runpy._run_module_as_main({!r})"
+
+
+def _compiled(source: "str | bytes", name: str) -> types.CodeType:
+    """Compile now; what cannot be compiled is raised where the program would begin."""
+    try:
+        return compile(source, name, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError):
+        again = "compile(source, name, 'exec', dont_inherit=True)"
+        return compile(f"source, name = {source!r}, {name!r}; {again}", _OURS, "exec")
+
+
+def _become_main(
+    main: types.ModuleType, first: str, argv: list[str], variables: dict[str, str]
+) -> None:
+    sys.modules["__main__"] = main
+    sys.path[0] = first
+    sys.orig_argv[:] = argv
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
+    for name, value in variables.items():
+        if os.environ.get(name) != value:
+            os.environ[name] = value
+    site.USER_BASE = f"{variables.get('HOME', '')}/.local"
+    site.USER_SITE = f"{variables.get('HOME', '')}/{_USER_SITE}"
+    if not stat.S_ISFIFO(os.fstat(0).st_mode):
+        _open_stream("stdin", 0, "r")
+
+
+def open_streams() -> None:
+    """Open the streams on pipes, as an action's are: what takes its place then fits them."""
+    read, write = os.pipe()
+    for name, number, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
+        os.dup2(read if mode == "r" else write, number)
+        _open_stream(name, number, mode)
+    os.close(read)
+    os.close(write)
+
+
+def _open_stream(name: str, number: int, mode: str) -> None:
+    was = getattr(sys, name)
+    raw = open(number, f"{mode}b", -1, closefd=False)  # noqa: SIM115 - for the whole program
+    raw.raw.name = f"<{name}>"  # type: ignore[attr-defined]
+    made = io.TextIOWrapper(
+        raw, was.encoding, was.errors, newline="\n", line_buffering=name == "stderr"
+    )
+    made.mode = mode  # type: ignore[misc]
+    setattr(sys, name, made)
+    setattr(sys, f"__{name}__", made)
+
+
+def end_of(error: BaseException | None, caller: str) -> int:
+    """Return the exit code after ``error``, shown as the interpreter would show it."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return (error.code or 0) & 0xFF
+        sys.stderr.write(f"{error.code}\n")
+        return 1
+    below = error.__traceback__
+    while below and below.tb_frame.f_code.co_filename in (caller, _OURS):
+        below = below.tb_next
+    error.__traceback__ = below
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, below
+    sys.excepthook(type(error), error, below)
+    return -signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1
+
+
+def finish(code: int, ours: frozenset[str]) -> None:
+    """End the interpreter in its usual order, sparing what was there before the program came.
+
+    To take that down too would touch, and so copy, every page that is shared with the server.
+    """
+    if "threading" in sys.modules:
+        sys.modules["threading"]._shutdown()  # noqa: SLF001 - as it is ended itself
+    atexit._run_exitfuncs()  # noqa: SLF001 - the same
+    code = code if _flushed() else 120
+    sys.last_type = sys.last_value = sys.last_traceback = None
+    names = [name for name in sys.modules if name not in ours or name == "__main__"]
+    popped = (sys.modules.pop(name) for name in names)
+    modules = [weakref.ref(module) for module in popped if isinstance(module, types.ModuleType)]
+    gc.collect()
+    for module in reversed(modules):
+        if (alive := module()) is not None:
+            _clear(alive.__dict__)
+    gc.collect()
+    code = code if _flushed() else 120
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    os._exit(code)
+
+
+def _flushed() -> bool:
+    good = True
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None and not stream.closed:
+                stream.flush()
+        except (OSError, ValueError, AttributeError):
+            good = stream in (sys.stderr, sys.__stderr__) and good
+    return good
+
+
+def _clear(names: dict[str, object]) -> None:
+    """Set a module's names to ``None``, private ones first, as the interpreter does."""
+    for private in (True, False):
+        for name in list(names):
+            plain = not name.startswith("_") or name.startswith("__")
+            if plain is not private and name != "__builtins__":
+                names[name] = None
