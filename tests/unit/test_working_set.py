@@ -37,6 +37,12 @@ def test_without_known_memory_nothing_is_held() -> None:
     assert working.fits("a", 0)
 
 
+def test_slots_with_memory_of_their_own_are_never_held_for() -> None:
+    working = WorkingSet([ReplicaInfo(replica=0, window=4, kv_tokens=KV, kv_by_slot=True)])
+    assert not working.limits
+    assert working.may_start(0.0, 4)
+
+
 def test_a_cached_context_goes_and_an_evicted_one_needs_room() -> None:
     working = _working()
     calls = _Calls(working)

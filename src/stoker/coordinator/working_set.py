@@ -124,7 +124,7 @@ class WorkingSet:
         self._memories = {
             one.replica: Memory(int(one.kv_tokens * kv_share), one.window)
             for one in replicas
-            if one.kv_tokens and kv_share > 0
+            if one.kv_tokens and not one.kv_by_slot and kv_share > 0
         }
         self._window = sum(one.window for one in replicas)
         self._contexts: dict[str, _Context] = {}

@@ -21,6 +21,8 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Calls it takes at once."""
     kv_tokens: int | None = None
     """Capacity of its KV cache in tokens, where known."""
+    kv_by_slot: bool = False
+    """Each call has a fixed part of that cache: memory never binds before the window does."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -227,7 +227,10 @@ class TorchModel:
             name=f"torch:{name}",
             replicas=(
                 ReplicaInfo(
-                    replica=0, window=self._window, kv_tokens=self._window * network.context
+                    replica=0,
+                    window=self._window,
+                    kv_tokens=self._window * network.context,
+                    kv_by_slot=True,
                 ),
             ),
             logprob_kind=LogprobKind.SAMPLED,
