@@ -187,15 +187,29 @@ def test_time_in_a_queue_is_no_reason_to_keep_it_long() -> None:
     assert admission.target() == 80
 
 
-def test_parallelism_is_halved_while_queues_press_and_given_back() -> None:
+def test_parallelism_is_halved_while_queues_press_and_given_back_with_a_reason() -> None:
     admission, clock = _admission(active_start=100)
     assert admission.parallelism() is None
-    seen = []
-    for ready in [3 * WINDOW] * 8 + [0] * 7:
-        clock.at += 1
-        admission.observe(_sample(100, ready=ready))
+    seen, reasons = [], []
+    for ready in [3 * WINDOW] * 8 + [0] * 3:
+        clock.at += LOWER_PAUSE_SECONDS
+        change = admission.observe(_sample(100, ready=ready))
         seen.append(admission.parallelism())
-    assert seen == [32, 16, 8, 4, 2, 1, 1, 1, 2, 4, 8, 16, 32, None, None]
+        reasons.append(change.reason if change is not None else "")
+    assert seen == [None, 32, 32, 16, 16, 8, 8, 4, 8, 16, 32]
+    assert reasons[1].endswith("; a rollout may have 32 model calls at once")
+    assert reasons[8].endswith("; a rollout may have 8 model calls at once again")
+    clock.at += LOWER_PAUSE_SECONDS
+    assert admission.observe(_sample(100)) is not None
+    assert admission.parallelism() is None
+
+
+def test_results_that_nobody_takes_are_no_reason_to_bound_parallelism() -> None:
+    admission, clock = _admission(active_start=100)
+    for _ in range(6):
+        clock.at += LOWER_PAUSE_SECONDS
+        admission.observe(_sample(100, results_share=1.0))
+    assert admission.parallelism() is None
 
 
 def test_a_decision_depends_on_nothing_but_its_arguments() -> None:

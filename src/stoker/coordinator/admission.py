@@ -11,8 +11,8 @@ its window: by Little's law N* = Z·µ + B (think time Z, calls a second at full
   alone never lower it below N*, Z taken without the time in those queues: fewer rollouts than that
   would starve the lane. Memory and results that nobody takes do.
 
-``parallelism`` bounds the model calls one rollout has on the lane at once: halved while a lower
-mark of a queue is passed, doubled back to no bound when none is.
+``parallelism`` bounds the model calls one rollout has on the lane at once: halved with each
+lowering that a queue asked for, doubled back to no bound while no mark is passed.
 
 Which contexts the KV caches are left to, and so which calls are parked, is the working set's part
 (``working_set``); here it shows as a lane without room. Knows neither rollouts nor boxes, only
@@ -93,7 +93,7 @@ class AdmissionState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AdmissionChange(msgspec.Struct, frozen=True, kw_only=True):
-    """One change of the target, and why."""
+    """One change of the target, of parallelism or of both, and why."""
 
     before: int
     after: int
@@ -119,20 +119,18 @@ class _Mark(msgspec.Struct, frozen=True, kw_only=True):
 def decide(
     state: AdmissionState, sample: AdmissionSample, *, active_max: int, now: float
 ) -> tuple[AdmissionState, AdmissionChange | None]:
-    """Return the state after ``sample``, and the change of the target if there is one. Pure."""
+    """Return the state after ``sample``, and what changed if anything did. Pure."""
     marks = _marks(sample)
     lowering = [mark for mark in marks if mark.lowers]
-    state = msgspec.structs.replace(
-        state,
-        pressed=state.pressed + 1 if lowering else 0,
-        parallelism=_parallelism(state.parallelism, any(mark.queues for mark in lowering)),
-    )
+    state = msgspec.structs.replace(state, pressed=state.pressed + 1 if lowering else 0)
     if now < state.quiet_until:
         return state, None
     if state.pressed >= _LOWER_SAMPLES:
         return _lower(state, sample, lowering, now)
     if any(mark.value >= mark.hold for mark in marks):
         return state, None
+    if state.parallelism < PARALLELISM_MAX:
+        return _give_back(state, now)
     return _raise(state, sample, active_max, now)
 
 
@@ -211,7 +209,22 @@ def _lower(
         after = max(after, min(state.target, math.ceil(saturation)))
     passed = max(hard or lowering, key=lambda mark: mark.value / mark.lower)
     reason = f"{passed.what} is {passed.value:.2f}, past its mark {passed.lower:.2f}"
+    if len(hard) < len(lowering) and state.parallelism > 1:
+        state = msgspec.structs.replace(state, parallelism=state.parallelism // 2)
+        reason += f"; a rollout may have {state.parallelism} model calls at once"
+        if after == state.target:
+            return state, AdmissionChange(before=after, after=after, reason=reason)
     return _move(state, after, reason, now)
+
+
+def _give_back(state: AdmissionState, now: float) -> tuple[AdmissionState, AdmissionChange | None]:
+    if now - state.changed_at < SETTLE_SECONDS:
+        return state, None
+    bound = min(PARALLELISM_MAX, 2 * state.parallelism)
+    shown = "any number of" if bound == PARALLELISM_MAX else bound
+    reason = f"no mark is passed; a rollout may have {shown} model calls at once again"
+    state = msgspec.structs.replace(state, parallelism=bound, changed_at=now)
+    return state, AdmissionChange(before=state.target, after=state.target, reason=reason)
 
 
 def _raise(
@@ -242,10 +255,6 @@ def _move(
         before=before, after=after, reason=f"target {verb} from {before} to {after}: {reason}"
     )
     return msgspec.structs.replace(state, target=after, changed_at=now), change
-
-
-def _parallelism(bound: int, queues_press: bool) -> int:  # noqa: FBT001 - one caller, named there
-    return max(1, bound // 2) if queues_press else min(PARALLELISM_MAX, bound * 2)
 
 
 def _marks(sample: AdmissionSample) -> list[_Mark]:

@@ -264,7 +264,7 @@ LOG_EVENTS: dict[str, str] = {
     ROLLOUT_FINISHED: "The canonical line of one rollout: everything about how it went.",
     "model_notice": "What the model cannot give, said once when the run starts.",
     "policy_published": "A trainer published a policy version, and what calls in flight do.",
-    "admission_changed": "Admission raised or lowered its target, and why.",
+    "admission_changed": "Admission changed its target or a rollout's calls at once, and why.",
     "fault": "A rollout met a fault; says which, and whether it bars a reward.",
     "action_requeued": "The ledger takes an action back from a worker, and why.",
     "late_result": "A result came under a stale fence, and what was decided.",
