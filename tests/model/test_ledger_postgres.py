@@ -1,5 +1,6 @@
 """What only an engine of several gateways can get wrong, and what its server must be."""
 
+import select
 from collections.abc import Iterator
 from threading import Thread
 from typing import Any
@@ -18,9 +19,10 @@ from stoker.broker.base import (
     LeaseRequest,
     LedgerLimits,
 )
-from stoker.broker.postgres import connection, promises
+from stoker.broker.postgres import connection, promises, service
 from stoker.broker.postgres.connection import connect, migrate
 from stoker.broker.postgres.service import GatewayService
+from stoker.broker.postgres.sweeper import Sweeper
 from stoker.broker.postgres.time import FORGET_SECONDS
 from stoker.errors import ConfigInvalid
 from stoker.model.completion import Completion, CompletionStatus
@@ -201,3 +203,29 @@ def test_long_transactions_and_a_server_without_autovacuum_are_named(
     gateway.close()
     assert "1 transactions have been open" in long
     assert "set autovacuum = on" in vacuum
+
+
+def test_what_ended_is_vacuumed_without_waiting_for_it(
+    schema: str, pair: tuple[GatewayService, GatewayService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = pair
+    fence, results = begun(pair)
+    for one in results:
+        ask(first, one)
+    sweeper = Sweeper(connect(server().url(), schema))
+    first.sweeps(sweeper.sweep)
+    monkeypatch.setattr(service, "SWEEP_ROWS", 2)
+    for number, done in enumerate(results):
+        assert not sweeper.busy, f"{number} of 2 have ended"
+        one = Append(rollout_id=ROLLOUT, expected_seq=0, acknowledges=tuple(ids(done)))
+        ask(first, AppendBatch(run_id=RUN, fence=fence, appends=(one,)))
+    assert sweeper.busy
+    while sweeper.busy:
+        assert select.select([sweeper], [], [], 60)[0], "the vacuum ends"
+        sweeper.listen()
+    sweeper.close()
+    with psycopg.connect(server().url().reveal()) as db:
+        swept = db.execute(
+            "SELECT relname, vacuum_count FROM pg_stat_user_tables WHERE schemaname = %s", (schema,)
+        ).fetchall()
+    assert {name for name, count in swept if count} >= {"input", "result", "event"}

@@ -24,6 +24,11 @@ class Sweeper:
         self._db = db
         self._busy = False
 
+    @property
+    def busy(self) -> bool:
+        """Whether a vacuum has been asked for and has not ended."""
+        return self._busy
+
     def fileno(self) -> int:
         """Return what becomes readable when a vacuum has ended."""
         return self._db.fileno()
