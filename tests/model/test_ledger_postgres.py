@@ -215,11 +215,13 @@ def test_what_ended_is_vacuumed_without_waiting_for_it(
     sweeper = Sweeper(connect(server().url(), schema))
     first.sweeps(sweeper.sweep)
     monkeypatch.setattr(service, "SWEEP_ROWS", 2)
-    for number, done in enumerate(results):
-        assert not sweeper.busy, f"{number} of 2 have ended"
-        one = Append(rollout_id=ROLLOUT, expected_seq=0, acknowledges=tuple(ids(done)))
-        ask(first, AppendBatch(run_id=RUN, fence=fence, appends=(one,)))
-    assert sweeper.busy
+    seen = []
+    for done in results:
+        seen.append(sweeper.busy)
+        applied = tuple(result.action_id for result in done.completions)
+        append = Append(rollout_id=ROLLOUT, expected_seq=0, acknowledges=applied)
+        ask(first, AppendBatch(run_id=RUN, fence=fence, appends=(append,)))
+    assert [*seen, sweeper.busy] == [False, False, True], "when two have ended, not before"
     while sweeper.busy:
         assert select.select([sweeper], [], [], 60)[0], "the vacuum ends"
         sweeper.listen()
