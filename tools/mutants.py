@@ -42,7 +42,16 @@ EXPLAINED = "explained"
 """The result of a mutant that cannot be noticed: its name stands there; it is not tried."""
 GOAL = 0.9
 
-_BROKER = ("core", "loss", "books", "coordinator_verbs", "worker_verbs", "queueing", "expiry")
+_BROKER = (
+    "core",
+    "loss",
+    "books",
+    "counts",
+    "coordinator_verbs",
+    "worker_verbs",
+    "queueing",
+    "expiry",
+)
 _APPLY = ("events", "results", "appender", "restoring", "resuming", "rebuild", "flow")
 GROUPS: dict[str, tuple[list[str], list[str]]] = {
     "broker": (
@@ -140,7 +149,12 @@ def made(site: Site) -> Mutant:
 
 
 def _tree(file: str) -> ast.Module:
-    return ast.parse((SOURCE / file).read_text(encoding="utf-8"))
+    tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            others = CONSTANTS[file].get(node.id, [])
+            node.others = others  # type: ignore[attr-defined] # what may stand in its place
+    return tree
 
 
 def _nodes(tree: ast.Module) -> list[ast.AST]:
@@ -232,6 +246,8 @@ def _changes(node: ast.AST, tree: ast.Module) -> Iterator[Change]:
         yield from _constant(node)
     elif isinstance(node, ast.Attribute):
         yield from _member(node)
+    elif isinstance(node, ast.Name) and getattr(node, "others", ()):
+        yield _set(node, "id", node.others[0])  # type: ignore[attr-defined] # see _tree
     elif isinstance(node, ast.Call) and _called(node) in CHANGES:
         yield from _keywords(node)
     yield from _left_out(node, tree)
@@ -313,6 +329,16 @@ def enums() -> dict[str, list[str]]:
             if isinstance(value, type) and issubclass(value, enum.Enum) and len(value) > 1:
                 found[value.__name__] = [member.name for member in value]
     return found
+
+
+def constants(file: str) -> dict[str, list[str]]:
+    """Return the names that a file gives to members of enums, each with others of its enum."""
+    module = importlib.import_module("stoker." + file.removesuffix(".py").replace("/", "."))
+    named = {n: value for n, value in vars(module).items() if isinstance(value, enum.Enum)}
+    return {
+        name: [n for n, other in named.items() if type(other) is type(value) and other != value]
+        for name, value in named.items()
+    }
 
 
 # --- trying them
@@ -430,4 +456,5 @@ def _interval(killed: int, counted: int) -> str:
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
     ENUMS = enums()
+    CONSTANTS = {file: constants(file) for files, _ in GROUPS.values() for file in files}
     sys.exit(main())

@@ -243,6 +243,21 @@ def test_requests_of_one_group_see_what_the_earlier_ones_did() -> None:
     assert [str(d) for d in appended.replies[0].submits] == ["accepted", "parked"]
 
 
+def test_an_id_that_was_looked_for_in_vain_is_known_for_ever_once_submitted(
+    engine: str, tmp_path: Path
+) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.cancel(act(1))
+        await h.submit(action(1))
+        [lease] = await h.lease()
+        await h.complete(lease)
+        await h.acknowledge(act(1))
+        await h.append()  # the group after it: nothing of the action is at hand any more
+        assert await h.submit(action(1)) == ["duplicate"]
+
+    with_ledger(engine, tmp_path, scenario)
+
+
 def test_a_holder_that_has_not_shown_itself_has_a_lease_to_do_so(
     engine: str, tmp_path: Path
 ) -> None:
