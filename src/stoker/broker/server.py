@@ -56,6 +56,8 @@ class Connection:
         self.unsent = bytearray()
         self.calls: dict[int, Pending] = {}
         self.events = selectors.EVENT_READ
+        self.awaited = False
+        """A poll was answered: whoever waited for it goes on with it."""
         self.closing = False
         """Close once everything is sent; nothing more is read."""
         self.closed = False
@@ -111,7 +113,8 @@ class Server:
             group, self._group = self._group, []
             self._breathe = not self._exchange.run(group, after)
             self._ring()
-            for connection in [c for c in self._connections if c.unsent or c.closing]:
+            unsent = [c for c in self._connections if c.unsent or c.closing]
+            for connection in sorted(unsent, key=lambda c: not c.awaited):
                 self._send(connection)
             if group:
                 reach(REPLY_AFTER)
@@ -229,6 +232,7 @@ class Server:
 
         def answer(outcome: Outcome) -> None:
             connection.calls.pop(call.call_id, None)
+            connection.awaited |= isinstance(call.request, Poll)
             self._queue(connection, call.call_id, outcome)
 
         pending = Pending(call.request, answer, resent=call.resent)
@@ -284,6 +288,7 @@ class Server:
         connection.closing = True
 
     def _send(self, connection: Connection) -> None:
+        connection.awaited = False
         if connection.unsent and reach(REPLY_LOST):
             self._drop(connection)
             return

@@ -235,4 +235,6 @@ class Hands:
         meter = self._meters.classes.get(job.lease.action.worker_class)
         if meter is not None:
             meter.give(self._clock.monotonic())
-        self.changed.set()
+        # One turn later: the result goes on the wire before the poll for the next lease, and the
+        # ledger takes both in one group.
+        asyncio.get_running_loop().call_soon(self.changed.set)
