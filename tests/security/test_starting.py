@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from stoker.errors import BoxFailed, ConfigInvalid
 from stoker.model.execution import Baseline, Mount, Rung
 from stoker.model.tools import RunRequest
 from stoker.sandbox import mounts
+from stoker.sandbox.cgroups import is_zombie
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBox, Prepared
 from stoker.sandbox.maker_client import MakerClient
@@ -157,3 +159,35 @@ def test_a_mount_is_walked_again_only_where_it_changed(
                 check.check(mount)
     (deep / "socket").unlink()
     check.check(mount)
+
+
+def _waiting(maker: MakerClient) -> int:
+    """Return the child that the maker forked ahead."""
+    (pid,) = Path(f"/proc/{maker.pid}/task/{maker.pid}/children").read_bytes().split()
+    return int(pid)
+
+
+async def _gone(pid: int) -> None:
+    while not is_zombie(pid):
+        await asyncio.sleep(0.01)
+
+
+def test_a_child_forked_ahead_may_die_and_dies_with_its_maker() -> None:
+    async def body(standard: list[int]) -> None:
+        maker = MakerClient.start()
+        order = WorkOrder(argv=[b"/bin/true"])
+        for _ in range(3):
+            started = await maker.spawn(order, standard)
+            assert (await started.exited).status == 0
+            waiting = _waiting(maker)
+            os.kill(waiting, signal.SIGKILL)
+            await _gone(waiting)
+        started = await maker.spawn(order, standard)
+        assert (await started.exited).status == 0
+        waiting = _waiting(maker)
+        os.kill(maker.pid, signal.SIGKILL)
+        await _gone(waiting)
+        await maker.close()
+
+    with Path(os.devnull).open("r+b") as null:
+        asyncio.run(asyncio.wait_for(body([null.fileno()] * 3), sandbox.PATIENCE))
