@@ -46,8 +46,8 @@ def gateway(
 
     Exit codes:
       0    Ctrl-C; the ledger lives on
-      1    the database cannot be reached
-      2    no key, or key, address or settings cannot be used; nothing was started
+      1    it broke; the ledger lives on
+      2    key, address, settings or database cannot be used; nothing was started
       130  interrupted before it had begun
     """
     from stoker.broker.network import parse_address
