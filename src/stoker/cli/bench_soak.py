@@ -31,6 +31,8 @@ from stoker.errors import EnvironmentLost, StokerError
 from stoker.model.events import Admitted, Delivered, Finished, decode_event
 from stoker.model.ids import RunId
 from stoker.model.outcome import OutcomeKind
+from stoker.sandbox import leftovers
+from stoker.sandbox.host import SandboxHost
 from stoker.seams.clock import SystemClock
 from stoker.testing.soak_program import score
 
@@ -155,6 +157,15 @@ class Round:
                 await self._check()
         finally:
             await self._end()
+        self._found.leaked += await self._left()
+
+    async def _left(self) -> int:
+        """Return how many boxes of this run are on the machine after its end."""
+        with tempfile.TemporaryDirectory(prefix="stoker-soak-look-") as state:
+            async with SandboxHost.open(Path(state)) as host:
+                mine = str(self._place)
+                left = [one for one in leftovers.find(host) if one.state_directory.startswith(mine)]
+        return sum(len(one.boxes) for one in left)
 
     # --- the run -----------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ from pathlib import Path
 import msgspec
 
 from stoker.coordinator.record import RunDirectory
-from stoker.errors import WorkerLost, from_record
+from stoker.errors import StokerError, WorkerLost, from_record
 from stoker.model.faults import FaultRecord
+from stoker.sandbox.host import SandboxHost
 from stoker.seams.clock import Clock
 from stoker.seams.locks import lock_is_held, take_lock
 
@@ -103,7 +104,10 @@ class LocalWorkers:
         )
 
     async def stop(self) -> None:
-        """Ask every local worker to drain and wait for it; kill what does not end in time."""
+        """Ask every local worker to drain and wait for it; kill what does not end in time.
+
+        What a worker that died had made, and none came after to sweep, is removed here.
+        """
         waiting = {w.name: pid for w in self._workers if (pid := self._pid(w)) is not None}
         for pid in waiting.values():
             _signal(pid, signal.SIGTERM)
@@ -115,7 +119,18 @@ class LocalWorkers:
                 _signal(waiting[worker.name], signal.SIGKILL)
             if worker.process is not None:
                 await asyncio.to_thread(worker.process.wait)
+        for worker in self._workers:
+            await self._sweep(worker)
         self._release()
+
+    async def _sweep(self, worker: _Worker) -> None:
+        boxes = worker.home / "boxes"
+        if self._alive(worker) or not any(boxes.glob("boxes/*.json")):
+            return
+        # What cannot be removed stays written down, and ``sandbox.leftovers`` tells of it.
+        with suppress(StokerError):
+            async with SandboxHost.open(boxes) as host:
+                await host.sweep()
 
     def hand_over(self) -> None:
         """Leave the workers to the other coordinators."""
