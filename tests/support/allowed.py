@@ -33,6 +33,8 @@ OUTSIDE = {
     ("cli/bench_ledger.py", "subprocess"): "starts its peer",
     ("cli/bench_ledger_peers.py", "subprocess"): "starts peers, in an environment of their own",
     ("cli/bench_soak.py", "subprocess"): "starts the runs it hurts, as they are typed",
+    ("testing/attacks/run.py", "subprocess"): "runs attacks without a box, to see them succeed",
+    ("testing/attacks/world.py", "subprocess"): "starts what attacks reach for",
     ("testing/simulator/trace.py", "random"): "work that its seed repeats",
     ("cli/bench_soak.py", "random"): "a plan of blows that its seed repeats",
     ("cli/worker.py", "os.execv"): "the worker takes the command's process",

@@ -28,6 +28,7 @@ def benches() -> None:
       stoker bench torch
       stoker bench lane
       stoker bench soak --minutes 5
+      stoker bench attacks
 
     Exit codes:
       0    measured, whether or not a goal was met
@@ -240,6 +241,40 @@ def soak(
     if document["findings"]:
         for finding in document["findings"]:
             remarks().print(cell(finding))
+        raise typer.Exit(1)
+
+
+@app.command("attacks")
+def attacks(
+    warm: Annotated[
+        bool, typer.Option("--warm", help="In boxes whose interpreter waits in them.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Attack boxes of this host: each attack without its defence, then in a box.
+
+    Programs that want out of a box, more than their share, to live on after
+    their action or a score they did not earn. One that does not succeed without
+    its defence proves nothing and is not counted. Two minutes; bounded, and
+    nothing stays behind.
+
+    Examples:
+      stoker bench attacks
+      stoker bench attacks --warm --json
+
+    Exit codes:
+      0    every attack was held
+      1    some were not: they are told
+      2    the command line cannot be used
+      130  interrupted
+    """
+    from stoker.cli.bench_attacks import measure
+
+    document = measure(warm=warm, say=remarks().print)
+    _answer(document, as_json=as_json)
+    for one in document["not_held"]:
+        remarks().print(cell(f"not held: {one['name']} ({one['case']}): {one['seen']}"))
+    if document["not_held"]:
         raise typer.Exit(1)
 
 
