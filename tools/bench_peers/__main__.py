@@ -1,6 +1,6 @@
 """One system's rate of whole round trips, as one JSON line.
 
-``.venv-peers/bin/python -m bench_peers NAME FOLDER [--seconds 4] [--set K=V …]``. A round trip is
+``.venv-peers/bin/python -m bench_peers NAME FOLDER [--seconds 3] [--set K=V …]``. A round trip is
 submit → run an empty function → result seen by who submitted → removed, 1 KiB each way. ``--set``
 tries other settings than the best we found; ``SETTINGS`` of each module names them.
 Exit code 3: it is not installed, and the line says what is missing.
@@ -24,7 +24,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("name", choices=NAMES)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--outstanding", type=int, default=256)
     parser.add_argument("--set", nargs="*", default=[], metavar="K=V")
     given = parser.parse_args()
