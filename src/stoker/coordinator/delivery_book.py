@@ -7,6 +7,7 @@ just ``n`` and a digest of them (design 0013).
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import NamedTuple
 
 from stoker.model.deliveries import (
     Committed,
@@ -19,6 +20,13 @@ from stoker.model.deliveries import (
 from stoker.model.ids import GroupId
 
 _DIGEST_BYTES = 10
+
+
+class Standing(NamedTuple):
+    """What a rewind brings back."""
+
+    committed: frozenset[GroupId]
+    line: tuple[int, ...]
 
 
 class DeliveryBook:
@@ -38,6 +46,10 @@ class DeliveryBook:
         """Versions published on the line of training that holds, rising."""
         self.published: list[int] = []
         """Every version ever published, rising."""
+
+    def standing(self) -> Standing:
+        """Return what a later rewind to here brings back."""
+        return Standing(frozenset(self.committed), tuple(self.line))
 
     @property
     def policy_version(self) -> int | None:
@@ -59,8 +71,8 @@ class DeliveryBook:
             return len(self.line)
         return len(self.line) - bisect_right(self.line, version)
 
-    def apply(self, event: DeliveryEvent, before: Sequence[DeliveryEvent] = ()) -> None:
-        """Take one event in; ``before`` are all events before it, needed for ``Rewound`` only."""
+    def apply(self, event: DeliveryEvent, then: Standing | None = None) -> None:
+        """Take one event in; ``then``: how things stood where a ``Rewound`` goes back to."""
         match event:
             case HandedOut():
                 self.handed[event.group_id] = self.open[event.group_id] = event.number
@@ -73,17 +85,21 @@ class DeliveryBook:
                 if event.version not in self.published:
                     insort(self.published, event.version)
             case Rewound():
-                then = read_book(before[: event.position])
+                assert then is not None, "a rewind goes back to a position that was read"
                 # What is open was handed out on a line that is gone: it is to be handed out again.
-                self.open, self.committed, self.line = {}, then.committed, then.line
+                self.open, self.committed, self.line = {}, set(then.committed), list(then.line)
         self.position += 1
         content = self.digest.encode() + encode_delivery(event)
         self.digest = blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()
 
 
 def read_book(events: Sequence[DeliveryEvent]) -> DeliveryBook:
-    """Return the book after ``events``."""
+    """Return the book after ``events``, read once however often a trainer came back."""
+    wanted = {event.position for event in events if isinstance(event, Rewound)}
+    stood: dict[int, Standing] = {}
     book = DeliveryBook()
-    for at, event in enumerate(events):
-        book.apply(event, events[:at] if isinstance(event, Rewound) else ())
+    for event in events:
+        if book.position in wanted:
+            stood[book.position] = book.standing()
+        book.apply(event, stood[event.position] if isinstance(event, Rewound) else None)
     return book

@@ -25,6 +25,9 @@ from stoker.seams.faultpoints import declare, reach
 DELIVERY_BEFORE = declare("trainer.delivery.before", "a hand-out or commit is not yet sent")
 DELIVERY_AFTER = declare("trainer.delivery.after", "a hand-out or commit is on disk, untold")
 
+_READ_MAX = 50_000
+"""Events asked for at once."""
+
 
 class DeliveryLog:
     """Appends events and keeps the book."""
@@ -52,8 +55,19 @@ class DeliveryLog:
 
     async def events(self) -> list[DeliveryEvent]:
         """Return every event so far, from the ledger."""
-        request = JournalRequest(run_id=self._run_id, rollout_id=self._journal)
-        return [decode_delivery(one) for one in (await self._ledger.journal(request)).events]
+        found: list[DeliveryEvent] = []
+        while True:
+            reply = await self._ledger.journal(
+                JournalRequest(
+                    run_id=self._run_id,
+                    rollout_id=self._journal,
+                    after=len(found),
+                    limit=_READ_MAX,
+                )
+            )
+            found += map(decode_delivery, reply.events)
+            if len(reply.events) < _READ_MAX:
+                return found
 
     async def require(self, position: int, digest: str) -> None:
         """Check that the first ``position`` events are those of ``digest``.
@@ -86,7 +100,9 @@ class DeliveryLog:
 
     async def _append(self, event: DeliveryEvent) -> None:
         async with self._turn:
-            before = await self.events() if isinstance(event, Rewound) else []
+            then = None
+            if isinstance(event, Rewound):
+                then = read_book((await self.events())[: event.position]).standing()
             one = Append(
                 rollout_id=self._journal,
                 expected_seq=self.book.position,
@@ -108,4 +124,4 @@ class DeliveryLog:
                     f"where this trainer knows {self.book.position}; nothing was written"
                 )
             reach(DELIVERY_AFTER)
-            self.book.apply(event, before)
+            self.book.apply(event, then)

@@ -178,6 +178,7 @@ class GroupFeed:
                 + "; nothing was changed; commit what groups() gave last"
             )
         await self._log.append(Committed(group_id=group, number=number))
+        self._unread.pop(group, None)  # ``again`` may have queued it
         self._groups.forget(group)
 
     def state(self) -> TrainingState:
