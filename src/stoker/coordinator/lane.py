@@ -70,7 +70,7 @@ class Lane:
         self._new_held = False
         self._recheck: asyncio.TimerHandle | None = None
         self._calls = 0
-        self._paused = False
+        self._held_by: set[str] = set()
         self._running = 0
         self._granted = 0
         self._ill_since: float | None = None
@@ -131,16 +131,16 @@ class Lane:
             replica=avoid,
         ) from failed
 
-    def pause(self) -> None:
-        """Hold new calls from now on; those in flight go on and are answered."""
+    def pause(self, by: str = "model") -> None:
+        """Hold new calls until ``by`` resumes; those in flight go on and are answered."""
         self._settle()
-        self._paused = True
+        self._held_by.add(by)
         self._settle()
 
-    def resume(self) -> None:
-        """Issue held calls again."""
+    def resume(self, by: str = "model") -> None:
+        """End the pause of ``by``; held calls are issued once nobody else holds them."""
         self._settle()
-        self._paused = False
+        self._held_by.discard(by)
         self.working.flush()  # new weights: what is cached under the old ones is worth nothing
         self._settle()
 
@@ -176,7 +176,7 @@ class Lane:
 
     def room(self) -> int:
         """Return how many calls could be issued now: free windows of replicas that are well."""
-        if self._paused:
+        if self._held_by:
             return 0
         return self._ready.room()
 
@@ -220,7 +220,7 @@ class Lane:
             ready=len(self._ready),
             parked=self._ready.parked,
             healthy=sum(r.health is Health.HEALTHY for r in self._replicas.values()),
-            paused=self._paused,
+            paused=bool(self._held_by),
             active_share=share(done.active_seconds, done.seconds),
             throughput_share=share(done.device_tokens, capacity * done.seconds)
             if capacity
@@ -407,7 +407,7 @@ class Lane:
         Called before and after every change, so that time is charged to the state it passed in.
         """
         now = self._meter.charge(self._state())
-        while not self._paused and (match := self._ready.next(now)) is not None:
+        while not self._held_by and (match := self._ready.next(now)) is not None:
             call, replica = match
             self._ready.given(call, replica)
             replica.held += 1
@@ -456,7 +456,7 @@ class Lane:
             idle=self._granted > 0
             or (room > 0 and len(self._ready) > 0 and not self.working.limits),
             kv_held=room > 0 and (self._ready.parked > 0 or self._new_held or len(self._ready) > 0),
-            paused=self._paused,
+            paused=bool(self._held_by),
         )
 
     def _pause_before(self, number: int, failed: ModelUnavailable | None) -> float:

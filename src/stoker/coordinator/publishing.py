@@ -14,6 +14,8 @@ from stoker.model.events import Verb
 
 Mode = Literal["keep", "drain", "abort"]
 MODES = ("keep", "drain", "abort")
+_HOLDER = "publication"
+"""Holds the lane apart from the model: servers may be paused by others meanwhile."""
 
 
 async def publish(
@@ -32,17 +34,17 @@ async def publish(
     await feed.publish(version)
     coordinator.flow.parts.log.event("policy_published", version=version, mode=mode)
     if mode != "keep":
-        lane.pause()
+        lane.pause(_HOLDER)
     try:
-        if mode == "drain":
-            await lane.until_idle()
-        elif mode == "abort":
+        if mode == "abort":
             _take_back(coordinator)
+        if mode != "keep":
+            await lane.until_idle()  # calls that were taken back let go of the engine first
         if weights is not None and isinstance(model, Updating):
             await model.take_policy(version, weights)
     finally:
         if mode != "keep":
-            lane.resume()
+            lane.resume(_HOLDER)
     coordinator.keeper.cut_stale(list(coordinator.flow.active.values()))
 
 

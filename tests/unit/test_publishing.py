@@ -1,0 +1,108 @@
+"""Publishing a policy while others hold the lane, and with calls in flight."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+from stoker.config.tree import LaneSettings
+from stoker.coordinator.lane import Lane
+from stoker.coordinator.publishing import Mode, publish
+from stoker.inference.callable import CallableModel
+from stoker.model.events import Verb
+from stoker.model.generation import GenerateRequest, Generation
+from stoker.testing.virtual_clock import VirtualClock, run_virtual
+from support.inference import request, turns_of_loop
+
+
+class _World:
+    """A lane over an engine of this process, and as much of a coordinator as publishing needs."""
+
+    def __init__(self) -> None:
+        self.running = 0
+        self.model = CallableModel(self._generate, window=2)
+        self.lane = Lane(self.model, LaneSettings(), VirtualClock())
+        self.model.watch_pauses(self.lane.pause, self.lane.resume)
+        self.call = SimpleNamespace(verb=Verb.GENERATE, task=None, path="0")
+        self.rollout = SimpleNamespace(calls={"0": self.call}, reissued=set())
+
+    async def _generate(self, asked: GenerateRequest) -> Generation:
+        del asked
+        self.running += 1
+        try:
+            await asyncio.sleep(10)
+            return Generation(text="done")
+        finally:
+            self.running -= 1
+
+    def start(self, *_: object) -> None:
+        asked = self.lane.generate(request(), (0,))
+        self.call.task = asyncio.create_task(asked)
+
+    async def publish(self, mode: Mode, weights: Any = None) -> None:
+        dispatcher = SimpleNamespace(withdraw=lambda call: call.task.cancel(), start=self.start)
+        log = SimpleNamespace(event=lambda *_, **__: None)
+        flow = SimpleNamespace(
+            active={"r": self.rollout}, dispatcher=dispatcher, parts=SimpleNamespace(log=log)
+        )
+        coordinator = SimpleNamespace(
+            parts=SimpleNamespace(lane=self.lane),
+            flow=flow,
+            keeper=SimpleNamespace(cut_stale=lambda _: None),
+        )
+
+        async def written(_: int) -> None:
+            pass
+
+        feed = SimpleNamespace(publish=written)
+        parts: tuple[Any, Any] = coordinator, feed
+        await publish(*parts, self.model, 1, mode=mode, weights=weights)
+
+
+def test_a_publication_does_not_end_the_pause_of_whoever_owns_the_weights() -> None:
+    async def main() -> None:
+        world = _World()
+        world.model.pause()  # as another run on the same servers does while it loads
+        await world.publish("drain")
+        world.start()
+        await asyncio.sleep(1)
+        assert (world.lane.figures().paused, world.running) == (True, 0)
+        world.model.resume()
+        assert (await world.call.task).text == "done"
+
+    run_virtual(main())
+
+
+def test_the_owner_s_resume_does_not_end_a_drain() -> None:
+    async def main() -> None:
+        world = _World()
+        world.start()
+        await turns_of_loop()
+        publishing = asyncio.create_task(world.publish("drain"))
+        await asyncio.sleep(1)
+        world.model.pause()
+        world.model.resume()
+        held = asyncio.create_task(world.lane.generate(request("other"), (0,)))
+        await asyncio.sleep(1)
+        assert world.running == 1, "only the call that is drained"
+        await publishing
+        await held
+
+    run_virtual(main())
+
+
+def test_weights_change_when_the_calls_that_were_taken_back_have_let_go() -> None:
+    async def main() -> None:
+        world = _World()
+        world.start()
+        await turns_of_loop()
+        seen: list[int] = []
+
+        async def load() -> None:
+            seen.append(world.running)
+
+        assert world.running == 1
+        await world.publish("abort", load)
+        assert seen == [0]
+        assert (await world.call.task).text == "done"
+
+    run_virtual(main())
