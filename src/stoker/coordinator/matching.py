@@ -2,14 +2,15 @@
 
 Three kinds of calls wait. *Open* ones may go anywhere, their own replica first. Where a replica's
 KV cache is known, a call whose context lies there waits *at home*, for room there; one whose
-context was given up is *parked* until the working set has memory for it. A call goes to another
-replica than its home only where that has memory for the whole context: it is prefilled again there.
+context was given up is *parked* until the working set has memory for it; so is one whose replica
+rests while another does not, or it would wait for a dead one. A call goes to another replica than
+its home only where that has memory for the whole context: it is prefilled again there.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from stoker.coordinator.lane_replica import LaneReplica
+from stoker.coordinator.lane_replica import Health, LaneReplica
 from stoker.coordinator.ready_set import ReadyCall, ReadySet
 from stoker.coordinator.working_set import WorkingSet
 from stoker.model.ids import RolloutId
@@ -96,9 +97,11 @@ class Matching:
     def _heads(self) -> list[ReadyCall]:
         """Return the first call of each kind but the parked, in order; give up stale homes."""
         heads = []
+        resting = {i for i, one in self._replicas.items() if one.health is Health.RESTING}
         for index, calls in self._at_home.items():
+            lost = index in resting and len(resting) < len(self._replicas)
             while (call := calls.first()) is not None:
-                if self._working.is_cached(call.history, index):
+                if not lost and self._working.is_cached(call.history, index):
                     heads.append(call)
                     break
                 calls.pop()

@@ -240,10 +240,13 @@ class WorkingSet:
         return True
 
     def fits(self, history: str, replica: int) -> bool:
-        """Return whether ``replica`` has memory for a context that is not there."""
+        """Return whether ``replica`` has memory for a context, which is not in its own way."""
         memory = self._memories.get(replica)
         context = self._contexts.get(history)
-        return memory is None or context is None or not memory.hot or context.tokens <= memory.free
+        if memory is None or context is None:
+            return True
+        own = context.weight if context.hot_on is memory else 0
+        return memory.hot_tokens == own or context.tokens <= memory.free + own
 
     def aged(self, since: float, now: float) -> bool:
         """Return whether a call parked since then returns whatever there is room for."""

@@ -1,0 +1,79 @@
+"""Where ready calls go when a replica that holds their contexts is ill."""
+
+from stoker.coordinator.lane_replica import FAILURES_MAX, LaneReplica
+from stoker.coordinator.matching import Matching
+from stoker.coordinator.ready_set import ReadyCall
+from stoker.coordinator.working_set import AGED_SECONDS, WorkingSet
+from stoker.inference.base import ReplicaInfo
+from stoker.model.ids import RolloutId
+from stoker.testing.virtual_clock import run_virtual
+
+KV = 10_000
+
+
+class _World:
+    def __init__(self, replicas: int) -> None:
+        infos = [ReplicaInfo(replica=n, window=4, kv_tokens=KV) for n in range(replicas)]
+        self.replicas = {one.replica: LaneReplica(one) for one in infos}
+        self.working = WorkingSet(infos)
+        self.matching = Matching(self.replicas, self.working)
+
+    def ready(self, name: str, tokens: int, now: float) -> ReadyCall:
+        call = ReadyCall(
+            order=(now,), rollout=RolloutId(name), since=now, history=name, tokens=tokens
+        )
+        self.matching.add(call, now)
+        return call
+
+    def turn(self, name: str, replica: int, tokens: int) -> None:
+        """Let ``name`` have had a turn on ``replica``; it waits for a tool now."""
+        call = self.ready(name, tokens, 0.0)
+        self.matching.given(call, self.replicas[replica])
+        self.working.issue(call.number, name, replica)
+        self.working.answer(
+            call.number, name, replica, prompt=tokens, sampled=0, cached=None, now=0.0
+        )
+
+    def ill(self, replica: int) -> None:
+        for _ in range(FAILURES_MAX):
+            self.replicas[replica].failed()
+
+
+def test_a_call_whose_replica_is_ill_is_parked_and_returns_elsewhere() -> None:
+    async def main() -> None:
+        world = _World(replicas=2)
+        world.turn("a", 0, 4000)
+        world.turn("b", 1, 8000)
+        world.ill(0)
+        call = world.ready("a", 4100, 1.0)
+        assert world.matching.next(1.0) is None, "no memory for it on the other"
+        assert world.matching.parked == 1, "and so no new rollout starts"
+        assert world.matching.next(1.0 + AGED_SECONDS) == (call, world.replicas[1])
+
+    run_virtual(main())
+
+
+def test_it_goes_home_when_that_is_well_again_though_its_memory_is_full() -> None:
+    async def main() -> None:
+        world = _World(replicas=2)
+        world.turn("a", 0, 9000)
+        world.turn("b", 1, 9000)
+        world.ill(0)
+        call = world.ready("a", 9100, 1.0)
+        assert world.matching.next(1.0) is None
+        world.replicas[0].succeeded()
+        assert world.matching.next(2.0) == (call, world.replicas[0])
+
+    run_virtual(main())
+
+
+def test_where_there_is_no_other_it_waits_at_home() -> None:
+    async def main() -> None:
+        world = _World(replicas=1)
+        world.turn("a", 0, 4000)
+        world.ill(0)
+        world.ready("a", 4100, 1.0)
+        assert world.matching.next(1.0) is None
+        assert world.matching.parked == 0
+
+    run_virtual(main())
