@@ -1,6 +1,6 @@
 """The LRU model of a KV cache, against the simulated server's own cache and what a server says."""
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stoker.coordinator.residency import KEPT_SHARE, Residency
@@ -10,6 +10,8 @@ KV = 1000
 MOVES = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 300)), max_size=60)
 
 
+# A token more than was needed, and a context on the edge is half gone.
+@example([("a", 159), ("b", 239), ("b", 300), ("a", 54), ("a", 300), ("b", 1)])
 @given(MOVES)
 def test_it_holds_what_a_server_with_the_same_memory_holds(moves: list[tuple[str, int]]) -> None:
     """One turn after another: run with the prompt, end, keep the context; evictions in between."""
@@ -67,3 +69,13 @@ def test_what_is_found_where_it_should_be_gone_raises_the_bound_up_to_what_is_th
     for number in range(8, 2000):
         _turn(residency, number, "r2", 100, found=True)
     assert residency.kept == KV
+
+
+def test_a_server_that_keeps_nothing_is_not_taken_for_a_small_one() -> None:
+    residency = Residency(KV)
+    for number in range(200):  # ten rollouts in turn; prefix caching is off
+        _turn(residency, number, f"{number % 10}", 50, found=False)
+    assert not residency.is_cached("9")
+    assert residency.kept == KV, "running sequences have all of it"
+    _turn(residency, 200, "9", 100, found=True)  # it was something else: a flush, a restart
+    assert residency.is_cached("9")

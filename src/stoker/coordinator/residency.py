@@ -4,9 +4,11 @@ Running sequences hold memory; contexts of ended turns stay until room is needed
 used giving up its *tail* first, as vLLM does. The server's own count of cached tokens corrects the
 model: a context found missing although it should have been there bounds what the server keeps by
 the depth at which it lay (everything used since, itself included); one found deeper than believed
-raises that bound again. The model never believes more than the server says it has.
+raises that bound again. The model never believes more than the server says it has. A server
+that never has anything keeps nothing (prefix caching is off), which says nothing of its size.
 """
 
+import math
 from collections import OrderedDict
 
 KEPT_SHARE = 0.9
@@ -17,6 +19,9 @@ _RAISE = 1.02
 _CONFIRM = 1.001
 """Each context found where it should be makes up for a few misses that had other reasons."""
 
+_MISSES_MAX = 50
+"""Misses in a row after which nothing is believed to be kept, until something is found."""
+
 
 class Residency:
     """Believed contents of one KV cache, tokens."""
@@ -25,6 +30,9 @@ class Residency:
         self._kv = kv_tokens
         self.kept = float(kv_tokens)
         """What the server is believed to keep altogether."""
+        self.keeps = True
+        """Whether contexts of ended turns stay at all."""
+        self._misses = 0
         self._running: dict[int, int] = {}
         self._held = 0
         self._idle: OrderedDict[str, list[int]] = OrderedDict()
@@ -36,7 +44,7 @@ class Residency:
     def is_cached(self, history: str) -> bool:
         """Return whether the context of ``history`` is believed to be there."""
         found = self._idle.get(history)
-        return found is not None and found[0] >= KEPT_SHARE * found[1]
+        return self.keeps and found is not None and found[0] >= KEPT_SHARE * found[1]
 
     def run(self, call: int, history: str, tokens: int) -> None:
         """A call begins: its prompt, and what it will probably sample, is in use."""
@@ -54,15 +62,24 @@ class Residency:
         """
         self._held -= self._running.pop(call, 0)
         depth, believed = self._before.pop(call, (0.0, None))
+        if found:
+            self._misses, self.keeps = 0, True
         if believed is None or found is None or not (believed or found):
             return
         if believed and found:
             self.kept = min(float(self._kv), self.kept * _CONFIRM)
         elif believed:
+            self._missed(depth)
+        else:
+            self.kept = min(float(self._kv), self.kept * _RAISE)
+
+    def _missed(self, depth: float) -> None:
+        self._misses += 1
+        if self._misses < _MISSES_MAX:
             self.kept = max(min(depth, self.kept), self.kept * _LOWER_MIN)
             self._shrink()
         else:
-            self.kept = min(float(self._kv), self.kept * _RAISE)
+            self.keeps, self.kept = False, float(self._kv)
 
     def keep(self, history: str, tokens: int) -> None:
         """The context of an ended turn is the most recently used one now."""
@@ -89,7 +106,7 @@ class Residency:
         excess = self._held + self._idle_tokens - self.kept
         while excess > 0 and self._idle:
             history, entry = next(iter(self._idle.items()))
-            gone = min(entry[0], int(excess) + 1)
+            gone = min(entry[0], math.ceil(excess))
             entry[0] -= gone
             self._idle_tokens -= gone
             excess -= gone

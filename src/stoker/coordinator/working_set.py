@@ -292,8 +292,10 @@ class WorkingSet:
         context.rollout.turns += 1
         context.tokens = context.whole = tokens
         context.since = now
-        memory.warm(context)
-        memory.waiting[history] = context
+        memory.cool(context)
+        if memory.residency.keeps:
+            memory.warm(context)
+            memory.waiting[history] = context
 
     def abort(self, call: int, history: str, replica: int) -> None:
         """A call failed or was withdrawn: nothing is known to be left of its context."""
