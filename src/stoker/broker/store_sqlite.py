@@ -65,6 +65,7 @@ class SqliteStore:
     engine = "sqlite"
 
     def __init__(self, path: Path) -> None:
+        self._grouping = False
         self.commits = 0
         self.syncs = 0
         self._sql = _statements()
@@ -94,6 +95,7 @@ class SqliteStore:
 
     def begin(self) -> None:
         """Open a transaction, which begins with the first statement that gains by it."""
+        self._grouping = True
 
     def _begin(self) -> None:
         if not self._db.in_transaction:
@@ -109,6 +111,7 @@ class SqliteStore:
             reach(COMMIT_BEFORE)
             if self._db.in_transaction:
                 self._db.execute("COMMIT")
+        self._grouping = False
         self.commits += 1
         if sync:
             reach(SYNC_BEFORE)
@@ -118,6 +121,7 @@ class SqliteStore:
 
     def rollback(self) -> None:
         """Undo the transaction."""
+        self._grouping = False
         if self._db.in_transaction:
             self._db.execute("ROLLBACK")
 
@@ -192,7 +196,8 @@ class SqliteStore:
 
     def rows(self, ids: Iterable[ActionId]) -> list[Row]:
         """Return the rows of known ids."""
-        self._begin()
+        if self._grouping:  # between groups nothing may stay open: a copy could not be made
+            self._begin()
         found = self._db.executemany(self._sql["row"], [(i,) for i in ids])
         return [decode_row(columns) for columns in found]
 
