@@ -77,3 +77,18 @@ def test_where_there_is_no_other_it_waits_at_home() -> None:
         assert world.matching.parked == 0
 
     run_virtual(main())
+
+
+def test_a_call_that_failed_at_home_returns_there_where_no_other_has_memory() -> None:
+    async def main() -> None:
+        world = _World(2)
+        world.turn("here", 0, KV // 2)
+        world.turn("there", 1, KV - 100)
+        call = ReadyCall(
+            order=(1.0,), rollout=RolloutId("here"), avoid=0, since=1.0, history="here",
+            tokens=KV // 2 + 10,
+        )  # fmt: skip
+        world.matching.add(call, 1.0)
+        assert world.matching.next(1.0) == (call, world.replicas[0])
+
+    run_virtual(main())

@@ -13,6 +13,7 @@ MOVES = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(1, 300)), max_
 # A token more than was needed, and a context on the edge is half gone.
 @example([("a", 159), ("b", 239), ("b", 300), ("a", 54), ("a", 300), ("b", 1)])
 @given(MOVES)
+@example([("a", 1), ("a", 209), ("a", 295), ("c", 5), ("f", 37), ("f", 203), ("f", 300), ("a", 7)])
 def test_it_holds_what_a_server_with_the_same_memory_holds(moves: list[tuple[str, int]]) -> None:
     """One turn after another: run with the prompt, end, keep the context; evictions in between."""
     ours, theirs = Residency(KV), PrefixCache()

@@ -117,12 +117,15 @@ class Matching:
     def _place(self, call: ReadyCall) -> LaneReplica | None:
         """Return where a call goes whose context is where it should be."""
         home = self._home(call)
-        choice = self._choice(call)
-        if home in choice and (call.shelf is not self._open or not self._working.limits):
-            return home
-        if not self._working.is_first(call.history):
-            choice = [one for one in choice if self._working.fits(call.history, one.index)]
-        return max(choice, key=self._spare, default=None)
+        # The one that just failed it is better than none: it alone may have its context, or memory.
+        for choice in (self._choice(call), self._with_room()):
+            if home in choice and (call.shelf is not self._open or not self._working.limits):
+                return home
+            first = self._working.is_first(call.history)
+            fit = [one for one in choice if first or self._working.fits(call.history, one.index)]
+            if fit:
+                return max(fit, key=self._spare)
+        return None
 
     def _restore(self, now: float) -> Match | None:
         """Return the oldest parked call where there is memory for its context again."""
@@ -153,8 +156,11 @@ class Matching:
 
     def _choice(self, call: ReadyCall) -> list[LaneReplica]:
         """Return the replicas with room, without the one that just failed the call if possible."""
-        with_room = [replica for replica in self._replicas.values() if replica.room > 0]
+        with_room = self._with_room()
         return [one for one in with_room if one.index != call.avoid] or with_room
+
+    def _with_room(self) -> list[LaneReplica]:
+        return [replica for replica in self._replicas.values() if replica.room > 0]
 
     def _spare(self, replica: LaneReplica) -> float:
         memory = self._working.memory(replica.index)
