@@ -86,7 +86,7 @@ def floor(name: str, folders: list[str], workers: int, *, slow: bool) -> Counts:
     if not present:
         print(f"     {name}: no tests yet")
         return 0, 0, {}
-    pytest = [BIN / "python", "-m", "pytest"]
+    pytest = [BIN / "python", "-m", "pytest", "--durations=12", "--durations-min=5"]
     if slow and present == ["tests/rig"] and rig_stands():
         pytest = [BIN / "python", "tools/rig_vllm.py"]  # else they skip, and say what lacks
     return run_tests(
