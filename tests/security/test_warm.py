@@ -391,3 +391,18 @@ def test_only_plain_starts_of_the_interpreter_are_forked(
 ) -> None:
     assert is_warm_form(argv, {}, given) is warm
     assert is_warm_form(argv, given, {}) is warm
+
+
+@needs_root
+@pytest.mark.root
+def test_a_warm_box_that_gets_one_uid_of_two_gives_it_back(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with SandboxHost.open(tmp_path, uid_base=1_899_000_017, uid_count=1) as host:
+            backend = backend_of(host, Rung.ROOT)
+            for _ in range(2):
+                with pytest.raises(BoxFailed, match="taken"):
+                    await backend.create("box_warm", Baseline(), WARM)
+            box = await backend.create("box_cold", Baseline(), policy_of(Rung.ROOT))
+            await box.destroy()
+
+    asyncio.run(work())

@@ -151,6 +151,7 @@ async def main(directory: Path) -> dict[str, object]:
         missing = await box.run(RunRequest(argv=("no-such-program",)), timeout_seconds=120)
         proxy = host.egress.process_id
         uid = os.stat(f"/proc/{proxy}").st_uid  # noqa: PTH116 - a process
+        readable_by = os.stat(f"/proc/{proxy}/environ").st_uid  # noqa: PTH116 - the same
         told.clear()
         holding = asyncio.create_task(
             box.run(RunRequest(argv=("python", "-c", HOLDS)), timeout_seconds=120)
@@ -170,6 +171,7 @@ async def main(directory: Path) -> dict[str, object]:
         "came": first.usage.network_received_bytes,
         "missing": missing.result.exit_code,
         "uid": uid,
+        "readable_by": readable_by,
         "killed": type(fault).__name__,
         "after_a_kill": json.loads(after.result.stdout.kept)["listed"],
         "leaked": leaked,

@@ -55,7 +55,7 @@ def test_no_policy_reaches_the_host_its_links_or_metadata(address: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["10.0.0.1", "172.16.3.4", "192.168.1.1", "fd12::1", "::ffff:10.0.0.1"]
+    "address", ["10.0.0.1", "172.16.3.4", "192.168.1.1", "fd12::1", "fec0::2", "::ffff:10.0.0.1"]
 )
 def test_private_addresses_are_reached_only_where_that_was_said(address: str) -> None:
     assert refusal(address, private=False) == "a private address"
@@ -119,6 +119,7 @@ class Rig:
         self.found = [PUBLIC] if found is None else found
         self.lookups = 0
         self.connected: list[tuple[str, int]] = []
+        self.outside: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self.served = bytearray()
         self.gate = Gate(rules, self.decisions.append, resolve=self._resolve, connect=self._connect)
         self.port = self._outside = 0
@@ -132,7 +133,8 @@ class Rig:
         self, address: str, port: int
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self.connected.append((address, port))
-        return await asyncio.open_connection("127.0.0.1", self._outside)
+        self.outside.append(await asyncio.open_connection("127.0.0.1", self._outside))
+        return self.outside[-1]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -287,6 +289,42 @@ def test_a_numeric_destination_needs_no_name() -> None:
 
     run(rig, work)
     assert rig.decisions[0].allowed
+
+
+def test_a_closed_gate_lets_go_of_a_destination_that_does_not_read() -> None:
+    rig = Rig(PYPI)
+    came = asyncio.Event()
+    closed, over = asyncio.Event(), asyncio.Event()
+
+    async def never_reads(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        came.set()
+        await closed.wait()
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1 << 20):
+                pass
+        writer.close()
+        over.set()
+
+    rig._serve = never_reads  # type: ignore[method-assign]
+
+    async def work() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+        writer.write(CONNECT)
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(hello("pypi.org") + b"x" * (32 << 20))
+        await came.wait()
+        outside = rig.outside[0][1].transport
+        while not outside.get_write_buffer_size():
+            await asyncio.sleep(0.01)
+        await rig.gate.close()
+        assert outside.get_write_buffer_size() == 0, "nothing may follow a closed gate"
+        closed.set()
+        await over.wait()
+        writer.transport.abort()
+
+    run(rig, work)
 
 
 def test_a_flood_of_connections_is_bounded_and_told_in_bounds() -> None:

@@ -60,6 +60,11 @@ def test_what_would_keep_the_connection_or_hide_the_answer_is_left_out() -> None
         (b"GET /v1\r\nHost: api.example\r\n", ()),
         (b"GET /v1 HTTP/1.0\r\nHost: api.example\r\n", ()),
         (b"GET  /v1 HTTP/1.1\r\nHost: api.example\r\n", ()),
+        # A target with a host of its own counts for more than Host does (RFC 9112, 3.2.2).
+        (b"GET https://evil.example/v1 HTTP/1.1\r\nHost: api.example\r\n", ()),
+        (b"GET https://api.example/v1 HTTP/1.1\r\nHost: api.example\r\n", ()),
+        (b"CONNECT evil.example:443 HTTP/1.1\r\nHost: api.example\r\n", ()),
+        (b"GET @evil.example/ HTTP/1.1\r\nHost: api.example\r\n", ()),
     ],
 )
 def test_a_request_that_could_be_read_two_ways_is_not_sent(
@@ -72,7 +77,12 @@ def test_a_request_that_could_be_read_two_ways_is_not_sent(
 def test_a_response_that_could_hide_the_value_is_not_passed_on() -> None:
     assert check_response(b"HTTP/1.1 200 OK\r\nContent-Encoding: identity\r\n\r\n")
     assert not check_response(b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n")
-    for head in (b"HTTP/1.1 200 OK\r\ncontent-ENCODING : gzip\r\n\r\n", b"nonsense\r\n\r\n"):
+    assert check_response(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for head in (
+        b"HTTP/1.1 200 OK\r\ncontent-ENCODING : gzip\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+        b"nonsense\r\n\r\n",
+    ):
         with pytest.raises(Unfit):
             check_response(head)
 

@@ -67,7 +67,7 @@ class Destination(msgspec.Struct, frozen=True, kw_only=True):
     """DNS name in lower case without a final dot, or a numeric address."""
     port: int = 443
     private: bool = False
-    """It may be an address of a private network; never the host, its links or cloud metadata."""
+    """It may be an address of a private network; never the loopback, links or cloud metadata."""
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):

@@ -337,7 +337,7 @@ class LocalBackend(ABC):
         record = self.host.record(box_id, self.parts.rung)
         self.host.alive.add(box_id)
         try:
-            record = self._planned(record, policy)
+            record = self._leased(self._planned(record), policy)
             await asyncio.to_thread(self.host.ledger.write, record)
             box = LocalBox(self, record, self._pinned(baseline), policy)
             self.boxes[box_id] = box
@@ -351,14 +351,23 @@ class LocalBackend(ABC):
             raise
         return box
 
-    def _planned(self, record: BoxRecord, policy: ExecutionPolicy) -> BoxRecord:
+    def _leased(self, record: BoxRecord, policy: ExecutionPolicy) -> BoxRecord:
+        leases = self.host.uids if self.parts.leased_uid else None
+        if leases is None:
+            return record
+        uid = leases.lease()
+        try:
+            server_uid = leases.lease() if policy.warm else None
+        except BaseException:
+            leases.release(uid)  # no record names it yet
+            raise
+        return msgspec.structs.replace(record, uid=uid, server_uid=server_uid)
+
+    def _planned(self, record: BoxRecord) -> BoxRecord:
         host, parts = self.host, self.parts
         directory = host.work_directory(record.box_id, traversable=parts.leased_uid)
-        leases = host.uids if parts.leased_uid else None
         return msgspec.structs.replace(
             record,
-            uid=leases.lease() if leases else None,
-            server_uid=leases.lease() if leases and policy.warm else None,
             group=host.group_name(record.box_id) if parts.group else "",
             mounts=tuple(str(directory / f) for f in FOLDERS) if parts.sized_mounts else (),
             directory=str(directory),

@@ -101,7 +101,7 @@ class Gate:
         return msgspec.structs.replace(request, argv=argv, environment=environment)
 
     async def close(self) -> Carried | None:
-        """End its connections and return what was carried; ``None``: the proxy had died."""
+        """End its connections, return what was carried; ``None``: the proxy died or had no gate."""
         return await self._egress.closed(self._number)
 
 
@@ -109,7 +109,7 @@ def with_network(run: BoxRun, carried: Carried | None) -> BoxRun:
     """Return ``run`` with what the proxy carried for it.
 
     Raises:
-        BoxFailed: the proxy died meanwhile; what the program then saw was our fault.
+        BoxFailed: the proxy did not serve it to its end; what the program then saw was our fault.
     """
     if carried is None:
         raise BoxFailed(
@@ -199,7 +199,8 @@ class Egress:
 
         Raises:
             BoxFailed: the proxy cannot be started, or a credential cannot be read.
-            IsolationUnavailable: credentials need a package that is not installed.
+            IsolationUnavailable: credentials need a package that is not installed, or the policy
+                names more than fits.
         """
         authority, credentials = await asyncio.to_thread(_credentials, policy.credentials)
         async with self._starting:
@@ -207,11 +208,16 @@ class Egress:
                 await self._start()
         assert self._control is not None, "started above"
         number = next(self._numbers)
+        rules = [[d.host, d.port, d.private] for d in policy.network]
+        told = {"open": number, "rules": rules, "credentials": credentials}
+        packet = json.dumps(told).encode()
+        if len(packet) > _PACKET_BYTES_MAX:
+            raise IsolationUnavailable(
+                f"the egress proxy takes {_PACKET_BYTES_MAX} bytes of destinations and "
+                f"credentials, the policy of box {box_id} has {len(packet)}; name fewer"
+            )
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours:
-            rules = [[d.host, d.port, d.private] for d in policy.network]
-            told = {"open": number, "rules": rules, "credentials": credentials}
-            packet = json.dumps(told).encode()
             try:
                 if authority:
                     ours.sendall(len(authority).to_bytes(4, "big") + authority)
@@ -315,7 +321,11 @@ class Egress:
             self._tell(EgressDecision(box_id=box_id, **message))
             return
         done = self._closing.get(message["closed"])
-        if done is not None and not done.done():
+        if done is None or done.done():
+            return
+        if "sent" not in message:  # it was never open: what the program saw was our fault
+            done.set_result(None)
+        else:
             done.set_result(
                 Carried(
                     sent_bytes=message["sent"],

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 HEAD_BYTES_MAX = 64 * 1024
 _CHUNK_BYTES = 64 * 1024
-_REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ [!-~]+ HTTP/1\.1")
+_REQUEST_LINE = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+ (?:/[!-~]*|\*) HTTP/1\.1")
+"""A target may not name a host: that would count for more than Host, and get the value."""
 _HEADER = re.compile(
     rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*((?:[\t\x20-\x7e\x80-\xff]*[!-~\x80-\xff])?)[ \t]*"
 )
@@ -24,6 +25,8 @@ _DROPPED = frozenset(
     {b"connection", b"keep-alive", b"accept-encoding", b"expect", b"upgrade", b"te"}
 )
 """Of requests: what would keep the connection, compress the answer or precede it."""
+_PLAIN = {b"content-encoding": b"identity", b"transfer-encoding": b"chunked"}
+"""Of responses: the only value that leaves the body as it is."""
 _INTERIM = range(100, 200)
 
 
@@ -96,7 +99,8 @@ def check_response(head: bytes) -> bool:
         raise Unfit("the response's first line is malformed")
     for line in headers:
         name, _, value = line.partition(b":")
-        if name.strip().lower() == b"content-encoding" and value.strip().lower() != b"identity":
+        plain = _PLAIN.get(name.strip().lower())
+        if plain is not None and value.strip().lower() != plain:
             raise Unfit("the response is compressed although that was not agreed to")
     return int(status[1]) not in _INTERIM
 

@@ -10,6 +10,8 @@ as it falls. At end of file, when the worker is gone, it ends.
 
 import asyncio
 import contextlib
+import ctypes
+import errno
 import ipaddress
 import json
 import os
@@ -25,6 +27,9 @@ _PACKET_BYTES_MAX = 64 * 1024
 _STREAM_BYTES = 64 * 1024
 _WAITING_MAX = 1000
 """Decisions not yet read by the worker; more are dropped, and counted in the gate's figures."""
+_PR_SET_DUMPABLE = 4
+_SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_SHORTAGE_SECONDS = 0.1
 
 
 class _Opened:
@@ -33,7 +38,7 @@ class _Opened:
     def __init__(self, channel: socket.socket, gate: Gate) -> None:
         self.channel: socket.socket | None = channel
         self.gate = gate
-        self.serving: asyncio.Task[asyncio.Server] | None = None
+        self.serving: asyncio.Task[None] | None = None
 
 
 class Process:
@@ -100,11 +105,11 @@ class Process:
             _, descriptors, _, _ = socket.recv_fds(channel, 16, 4)
         self._forget(opened)
         for descriptor in descriptors:
-            listening = socket.socket(fileno=descriptor)
-            if opened.serving is None and _listens(listening):
-                opened.serving = self._loop.create_task(_server(opened.gate, listening))
+            listening = _listening(descriptor) if opened.serving is None else None
+            if listening is None:
+                os.close(descriptor)
             else:
-                listening.close()
+                opened.serving = self._loop.create_task(_accept(opened.gate, listening))
 
     def _forget(self, opened: _Opened) -> None:
         if opened.channel is not None:
@@ -113,11 +118,15 @@ class Process:
             opened.channel = None
 
     async def _close(self, number: int) -> None:
-        opened = self._gates.pop(number)
+        opened = self._gates.pop(number, None)
+        if opened is None:  # we could not open it: no figures, and the worker knows whose fault
+            self._out.put_nowait({"closed": number})
+            return
         gate = opened.gate
         self._forget(opened)
         if opened.serving is not None:
-            (await opened.serving).close()
+            opened.serving.cancel()
+            await asyncio.wait([opened.serving])
         await gate.close()
         figures = {
             "sent": gate.sent_bytes,
@@ -127,14 +136,19 @@ class Process:
         self._out.put_nowait({"closed": number, **figures})
 
 
-def _listens(found: socket.socket) -> bool:
-    """Whether a descriptor from a box is what it should be; anything else is not touched."""
+def _listening(descriptor: int) -> socket.socket | None:
+    """Return a descriptor from a box as the socket it should be; anything else is not touched."""
     try:
-        return found.family == socket.AF_INET and bool(
-            found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        )
+        found = socket.socket(fileno=descriptor)
     except OSError:
-        return False
+        return None
+    with contextlib.suppress(OSError):
+        if found.family == socket.AF_INET and found.getsockopt(
+            socket.SOL_SOCKET, socket.SO_ACCEPTCONN
+        ):
+            return found
+    found.detach()
+    return None
 
 
 def _injection(told: dict[str, Any]) -> Injection:
@@ -164,13 +178,29 @@ def _alert(name: str | None, host: str) -> int | None:
     return None if name == host else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
 
 
-async def _server(gate: Gate, listening: socket.socket) -> asyncio.Server:
+async def _accept(gate: Gate, listening: socket.socket) -> None:
+    """Accept until cancelled. The box may hold the socket too, and can shut it at any time."""
+    loop = asyncio.get_running_loop()
     listening.setblocking(False)
-    return await asyncio.start_server(gate.accept, sock=listening, limit=_STREAM_BYTES)
+    with listening:
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listening)
+            except OSError as error:
+                if error.errno not in _SHORTAGES:
+                    return
+                await asyncio.sleep(_SHORTAGE_SECONDS)
+                continue
+            reader = asyncio.StreamReader(limit=_STREAM_BYTES, loop=loop)
+            protocol = asyncio.StreamReaderProtocol(reader, gate.accept, loop=loop)
+            await loop.connect_accepted_socket(lambda p=protocol: p, connection)  # type: ignore[misc]
 
 
 def main() -> None:
     """Run until the worker is gone."""
+    # Values of credentials are in our memory: not to be read by our own uid, nor dumped (a host
+    # whose core_pattern is a program takes dumps whatever RLIMIT_CORE says).
+    ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.setblocking(False)
     with contextlib.suppress(ConnectionError):
@@ -179,6 +209,7 @@ def main() -> None:
 
 async def _run(control: socket.socket) -> None:
     await Process(control).run()
+    os._exit(0)  # nothing is left to say, and a look-up in a thread would hold us for a minute
 
 
 if __name__ == "__main__":

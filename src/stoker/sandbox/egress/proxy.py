@@ -75,6 +75,10 @@ class _Client:
         self.hears_words = True
         """An answer in HTTP would be understood."""
 
+    def writers(self) -> list[asyncio.StreamWriter]:
+        """Return the ends there are."""
+        return [self.ends[1], *([self.outside] if self.outside else [])]
+
 
 class _Refused(Exception):
     """A request that is not carried; says why."""
@@ -141,22 +145,32 @@ class Gate:
             self._tell(decision)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        request = _Client((reader, writer))
+        client = _Client((reader, writer))
         try:
-            await self._served(request)
+            await self._answered(client)
+            for end in client.writers():
+                end.close()
+            for end in client.writers():
+                with contextlib.suppress(OSError):
+                    await end.wait_closed()
+        finally:
+            for end in client.writers():
+                # What a peer has not taken by the end of the gate is not to follow it.
+                end.transport.abort()
+
+    async def _answered(self, client: "_Client") -> None:
+        writer = client.ends[1]
+        try:
+            await self._served(client)
         except _Refused as refused:
-            told = Decision(False, request.host, request.port, request.address, str(refused))
+            told = Decision(False, client.host, client.port, client.address, str(refused))
             self._decide(told)
-            if request.hears_words:
+            if client.hears_words:
                 with contextlib.suppress(OSError):
                     writer.write(_answer(refused))
                     await writer.drain()
         except OSError:
             pass  # one side went away; what was carried is counted
-        finally:
-            for end in (writer, request.outside):
-                if end is not None:
-                    end.close()
 
     async def _served(self, client: "_Client") -> None:
         reader, writer = client.ends

@@ -1,0 +1,126 @@
+"""The egress proxy's process, against a box that hands it what it should not."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from stoker.sandbox.egress.main import Process
+
+_DEADLINE_SECONDS = 30
+
+
+class Worker:
+    """Plays the worker, and the box behind each gate."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (self.control, theirs):
+            end.setblocking(False)
+        self.process = Process(theirs)
+        self.theirs = theirs
+
+    def open(self, number: int) -> socket.socket:
+        """Open a gate; return the box's end of its channel."""
+        ours, box = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        told = {"open": number, "rules": [], "credentials": []}
+        with ours:
+            socket.send_fds(self.control, [json.dumps(told).encode()], [ours.fileno()])
+        return box
+
+    async def close(self, number: int) -> dict[str, Any]:
+        """Close a gate; return the answer."""
+        loop = asyncio.get_running_loop()
+        self.control.send(json.dumps({"close": number}).encode())
+        while True:
+            said: dict[str, Any] = json.loads(await loop.sock_recv(self.control, 65536))
+            if "closed" in said:
+                return said
+
+
+@contextlib.asynccontextmanager
+async def working(complaints: list[dict[str, Any]]) -> AsyncIterator[Worker]:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    worker = Worker()
+    serving = loop.create_task(worker.process.run())
+    async with asyncio.timeout(_DEADLINE_SECONDS):
+        yield worker
+        worker.control.close()
+        await serving
+    worker.theirs.close()
+
+
+def run(work: Callable[[Worker], Any]) -> list[dict[str, Any]]:
+    """Run ``work``; return what the event loop complained of."""
+    complaints: list[dict[str, Any]] = []
+
+    async def inside() -> None:
+        async with working(complaints) as worker:
+            await work(worker)
+
+    asyncio.run(inside())
+    return complaints
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a kernel directory
+
+
+def test_descriptors_that_are_no_listening_socket_are_closed_unused() -> None:
+    before: list[int] = []
+
+    async def work(worker: Worker) -> None:
+        before.append(open_files())
+        box = worker.open(1)
+        box.setblocking(False)
+        plain, write = os.pipe()
+        with socket.socket(socket.AF_UNIX) as other:
+            socket.send_fds(box, [b"x"], [plain, other.fileno(), write])
+        os.close(plain)
+        os.close(write)
+        assert await asyncio.get_running_loop().sock_recv(box, 1) == b""
+        box.close()
+        await worker.close(1)
+        before.append(open_files())
+
+    assert run(work) == []
+    assert before[0] == before[1]
+
+
+def test_a_listening_socket_that_the_box_shut_is_left_alone() -> None:
+    async def work(worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        box = worker.open(1)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            socket.send_fds(box, [b"listening"], [listening.fileno()])
+            reader, writer = await asyncio.open_connection(*listening.getsockname())
+            writer.write(b"GET / HTTP/1.1\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 405")
+            writer.close()
+            listening.shutdown(socket.SHUT_RDWR)
+        for _ in range(5):
+            turned = loop.create_future()
+            loop.call_soon(turned.set_result, None)
+            await turned
+        box.close()
+        assert (await worker.close(1))["refused"] == 1
+
+    assert run(work) == []
+
+
+@pytest.mark.parametrize("spoiled", [b"", b"not one packet of ours"])
+def test_closing_a_gate_that_never_opened_is_answered(spoiled: bytes) -> None:
+    async def work(worker: Worker) -> None:
+        if spoiled:
+            worker.control.send(spoiled)
+        said = await worker.close(7)
+        assert said == {"closed": 7}, "no figures: the action it was for is a fault of ours"
+
+    complaints = run(work)
+    assert len(complaints) == bool(spoiled)
