@@ -135,6 +135,19 @@ def test_without_spares_a_group_waits_for_everybody() -> None:
     assert len(groups.members(A)) == 3
 
 
+@pytest.mark.parametrize("spare", [0, 2])
+def test_a_group_was_complete_when_it_was_whatever_order_it_is_counted_in(spare: int) -> None:
+    """Live in order of outcomes; after a crash in order of admission."""
+    ends = [(0, COMPLETED, 9.0), (1, COMPLETED, 1.0), (2, FAILED, 4.0), (3, TRUNCATED, 5.0)]
+    times = []
+    for order in (sorted(ends, key=lambda one: one[2]), ends, ends[::-1]):
+        groups = Groups(4 - spare, spare, listening=True)
+        for index, outcome, at in order:
+            groups.ended(admitted(index), outcome, at=at)
+        times.append(groups.complete[A])
+    assert times == [5.0 if spare else 9.0] * 3
+
+
 def test_a_fault_takes_nobodys_place_while_others_may_end() -> None:
     groups = Groups(2, 2)
     outcomes = (FAILED, COMPLETED, FAILED)

@@ -62,7 +62,8 @@ class Groups:
         self._size = size
         self._spare = spare
         self._listening = listening
-        self._ended: dict[GroupId, dict[RolloutId, bool]] = {}
+        self._ended: dict[GroupId, dict[RolloutId, tuple[bool, float]]] = {}
+        """Group → who of it ended → whether by itself, and when."""
         self._tokens: dict[GroupId, list[int]] = {}
         """Of who ended by itself, while its group may yet cut somebody off."""
         self._unmeasured: set[GroupId] = set()
@@ -80,27 +81,36 @@ class Groups:
         """
         group = admitted.group_id
         if group in self.complete:
-            self._late(admitted, outcome, tokens)
+            self._late(admitted, outcome, at, tokens)
             return False
         by_itself = outcome.kind in _BY_ITSELF
         ended = self._ended.setdefault(group, {})
-        ended[admitted.rollout_id] = by_itself
+        ended[admitted.rollout_id] = by_itself, at
         if self._spare and by_itself:
             if tokens is None:
                 self._unmeasured.add(group)
             self._tokens.setdefault(group, []).append(tokens or 0)
-        enough = sum(ended.values()) >= self._size
+        enough = sum(own for own, _ in ended.values()) >= self._size
         if not enough and len(ended) < self._size + self._spare:
             return False
-        self.complete[group] = at
+        self.complete[group] = self._completed_at(group)
         if not self._listening:
             self._ended.pop(group)
         return True
 
-    def _late(self, admitted: Admitted, outcome: Outcome, tokens: int | None) -> None:
+    def _completed_at(self, group: GroupId) -> float:
+        """Return when a complete group became so; after a crash outcomes are counted in no order of
+        time.
+        """  # noqa: D205 - one thought
+        ended = self._ended[group].values()
+        own = sorted(at for by_itself, at in ended if by_itself)
+        return own[self._size - 1] if len(own) >= self._size else max(at for _, at in ended)
+
+    def _late(self, admitted: Admitted, outcome: Outcome, at: float, tokens: int | None) -> None:
         group = admitted.group_id
         if group in self._ended:
-            self._ended[group][admitted.rollout_id] = False
+            self._ended[group][admitted.rollout_id] = outcome.kind in _BY_ITSELF, at
+            self.complete[group] = self._completed_at(group)
         cut = outcome.kind is OutcomeKind.CANCELLED and outcome.reason == STRAGGLER
         if cut and tokens is not None and group not in self._unmeasured:
             kept = self._tokens.pop(group, [])
@@ -118,7 +128,7 @@ class Groups:
         """Know again who is of groups that were forgotten; ``fresh`` has just counted them."""
         for group, at in fresh.complete.items():
             self.complete.setdefault(group, at)
-            self._ended.setdefault(group, dict.fromkeys(fresh.members(group), True))
+            self._ended.setdefault(group, dict(fresh._ended[group]))  # noqa: SLF001 - its own class
 
     def forget(self, group: GroupId) -> None:
         """Remember no longer who is of ``group``: its trainer has it."""
