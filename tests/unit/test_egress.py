@@ -2,16 +2,20 @@
 
 import asyncio
 import contextlib
+import datetime as dt
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.sandbox.egress.addresses import refusal
+from stoker.sandbox.egress.authority import Authority
 from stoker.sandbox.egress.hello import NotTls, server_name
-from stoker.sandbox.egress.proxy import Decision, Gate, Rule
+from stoker.sandbox.egress.main import _injection
+from stoker.sandbox.egress.proxy import Decision, Gate, Rule, _first_message, _Refused
 
 PUBLIC = "93.184.216.34"
 
@@ -90,6 +94,27 @@ def test_what_is_not_tls_is_refused(data: bytes) -> None:
         server_name(data)
 
 
+def test_a_first_message_in_crumbs_is_given_up() -> None:
+    crumbs = in_records(hello("pypi.org") * 200, 1)
+    fed = 0
+
+    class Reader(asyncio.StreamReader):
+        async def read(self, n: int = -1) -> bytes:
+            nonlocal fed
+            del n
+            fed += 1
+            return crumbs[fed - 1 : fed]
+
+    async def work() -> None:
+        with pytest.raises(_Refused, match="pieces"):
+            await _first_message(Reader(), "pypi.org")
+
+    asyncio.run(work())
+    assert fed <= 100
+    with pytest.raises(NotTls, match="too long"):
+        server_name(b"\x16\x03\x01\x40\x00\x01\x00\x40\x01")
+
+
 def test_a_hidden_name_is_refused() -> None:
     whole = hello("pypi.org")
     message = whole[5:]
@@ -130,10 +155,10 @@ class Rig:
         return self.found
 
     async def _connect(
-        self, address: str, port: int
+        self, address: str, port: int, **how: Any
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         self.connected.append((address, port))
-        self.outside.append(await asyncio.open_connection("127.0.0.1", self._outside))
+        self.outside.append(await asyncio.open_connection("127.0.0.1", self._outside, **how))
         return self.outside[-1]
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -325,6 +350,56 @@ def test_a_closed_gate_lets_go_of_a_destination_that_does_not_read() -> None:
         writer.transport.abort()
 
     run(rig, work)
+
+
+def test_nothing_that_came_before_tls_is_taken_for_an_answer_of_the_destination() -> None:
+    authority = Authority(dt.datetime.now(dt.UTC))
+    certificate = authority.issue("pypi.org").decode()
+    told = {"host": "pypi.org", "variable": "TOKEN", "header": "Authorization",
+            "placeholder": "stoker-placeholder", "value": "the-real-value",
+            "certificate": certificate}  # fmt: skip
+    trust = ssl.create_default_context(cadata=authority.certificate.decode())
+    found = _injection(told)
+    rig = Rig(PYPI)
+    rig.gate = Gate(
+        (PYPI,), rig.decisions.append, injections={("pypi.org", 443): found}, trust=trust,
+        resolve=rig._resolve, connect=rig._connect,
+    )  # fmt: skip
+    spoils = True
+
+    async def outside(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if spoils:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\nforged on the way")
+        with contextlib.suppress(OSError):
+            await writer.start_tls(found.context)
+            rig.served += await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\ntrue")
+        writer.close()
+
+    rig._serve = outside  # type: ignore[method-assign]
+
+    async def asked() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+        writer.write(CONNECT)
+        got = await reader.readuntil(b"\r\n\r\n")
+        if b" 200 " in got:
+            await writer.start_tls(trust, server_hostname="pypi.org")
+            writer.write(b"GET / HTTP/1.1\r\nHost: pypi.org\r\n"
+                         b"Authorization: stoker-placeholder\r\n\r\n")  # fmt: skip
+            got = await reader.read()
+        writer.close()
+        return got
+
+    async def work() -> None:
+        nonlocal spoils
+        forged = await asked()
+        assert b"forged" not in forged
+        assert b" 502 " in forged
+        spoils = False
+        assert (await asked()).endswith(b"true")
+
+    run(rig, work)
+    assert b"the-real-value" in rig.served
 
 
 def test_a_flood_of_connections_is_bounded_and_told_in_bounds() -> None:

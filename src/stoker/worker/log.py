@@ -1,6 +1,7 @@
 """The worker's log: JSON lines in ``RUN/logs/worker-NAME.log``, one event name each.
 
-Nothing of a tool's output and no input is ever written here: ids, figures, our own messages.
+Nothing of a tool's output and no input is ever written here: ids, figures, our own messages. Only
+what a box asks of the egress proxy is: names, and the first bytes of a request it refused.
 """
 
 from contextlib import suppress

@@ -4,8 +4,8 @@ Source: RFC 8446 §4.1.2 (ClientHello), RFC 6066 §3 (server_name). A message ma
 several records, and a record over several packets, so the caller gives what it has so far.
 """
 
-BYTES_MAX = 64 * 1024
-"""A first message longer than this is no honest one."""
+BYTES_MAX = 16 * 1024
+"""A first message longer than this, records and all, is no honest one."""
 _HANDSHAKE = b"\x16\x03"
 """A record of the handshake, of any version of TLS."""
 _CLIENT_HELLO = 1

@@ -15,7 +15,7 @@ import ipaddress
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from stoker.sandbox.egress.addresses import refusal
 from stoker.sandbox.egress.hello import BYTES_MAX, NotTls, server_name
@@ -40,6 +40,8 @@ _DECISIONS_MAX = 1000
 """Told of one gate; later ones are counted."""
 _CHUNK_BYTES = 64 * 1024
 _ADDRESSES_MAX = 4
+_PIECES_MAX = 64
+"""Reads of the first message, each of which looks at all of it again."""
 _T = TypeVar("_T")
 
 
@@ -90,7 +92,8 @@ class _Refused(Exception):
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
 _Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-Connect = Callable[[str, int], Awaitable[_Ends]]
+Connect = Callable[..., Awaitable[_Ends]]
+"""Of an address and a port, and for TLS of ours what ``asyncio.open_connection`` takes."""
 
 
 class Gate:
@@ -175,11 +178,13 @@ class Gate:
     async def _served(self, client: "_Client") -> None:
         reader, writer = client.ends
         host, port = client.host, client.port = await _patiently(_request(reader), "its request")
-        outside, client.address = await self._reach(self._listed(host, port))
+        injection = self._injections.get((host, port))
+        outside, client.address = await self._reach(
+            self._listed(host, port), encrypted=injection is not None
+        )
         client.outside = outside[1]
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
         client.hears_words = False  # it expects TLS
-        injection = self._injections.get((host, port))
         if injection is not None:
             await self._inject(client, outside, injection)
             return
@@ -195,13 +200,10 @@ class Gate:
             client.hears_words = True
             head = await _patiently(read_head(reader, "request"), "the request")
             first, put = request_head(head, host, port, found)
-            trusted = self._trust or ssl.create_default_context()
-            tls = outside[1].start_tls(trusted, server_hostname=host)
-            await _patiently(tls, "TLS with the destination")
         except Unfit as unfit:
             raise _Refused(str(unfit)) from None
         except ssl.SSLError as error:
-            raise _Refused(f"TLS failed ({error.reason or error})", "502 Bad Gateway") from None
+            raise _Refused(f"TLS failed ({error.reason or error})") from None
         used = found.variable if put else ""
         self._decide(Decision(True, host, port, client.address, "", used))
         outside[1].write(first)
@@ -238,7 +240,8 @@ class Gate:
             raise _Refused(f"{host}:{port} is not among the policy's destinations")
         return rule
 
-    async def _reach(self, rule: Rule) -> tuple[_Ends, str]:
+    async def _reach(self, rule: Rule, *, encrypted: bool) -> tuple[_Ends, str]:
+        """Connect; ``encrypted``: by TLS of ours, from the first byte that is read."""
         try:
             found = await _patiently(self._resolve(rule.host, rule.port), "the name's address")
         except OSError as error:
@@ -250,11 +253,21 @@ class Gate:
                 "; ".join(f"{address} is {why}" for address, why in judged) or "it has no address"
             )
             raise _Refused(f"{rule.host}: {told}")
+        how: dict[str, Any] = {}
+        if encrypted:
+            self._trust = self._trust or ssl.create_default_context()  # takes tens of milliseconds
+            how = {"ssl": self._trust, "server_hostname": rule.host}
+        why = ""
         for address in allowed[:_ADDRESSES_MAX]:
-            with contextlib.suppress(OSError, _Refused):
-                ends = await _patiently(self._connect(address, rule.port), "the connection")
+            try:
+                ends = await _patiently(self._connect(address, rule.port, **how), "the connection")
+            except ssl.SSLError as error:
+                why = f" (TLS failed: {error.reason or error})"
+            except (OSError, _Refused):
+                continue
+            else:
                 return ends, address
-        raise _Refused(f"{rule.host}:{rule.port} cannot be reached", "502 Bad Gateway")
+        raise _Refused(f"{rule.host}:{rule.port} cannot be reached{why}", "502 Bad Gateway")
 
     async def _carry(
         self,
@@ -315,7 +328,7 @@ async def _request(reader: asyncio.StreamReader) -> tuple[str, int]:
 
 async def _first_message(reader: asyncio.StreamReader, host: str) -> bytes:
     received = bytearray()
-    while True:
+    for _ in range(_PIECES_MAX):
         data = await reader.read(_CHUNK_BYTES)
         if not data:
             raise _Refused("the client left before TLS began")
@@ -328,6 +341,8 @@ async def _first_message(reader: asyncio.StreamReader, host: str) -> bytes:
             raise _Refused("the first message is too long")
         if name is not None:
             break
+    else:
+        raise _Refused("the first message comes in too many pieces")
     if name != host and not (name == "" and _numeric(host)):
         raise _Refused(f"TLS asks for {name[:253]!r}, the request named {host!r}")
     return bytes(received)
