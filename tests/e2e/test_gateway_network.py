@@ -4,14 +4,17 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stoker.broker import client as client_module
+from stoker.broker import relay as relay_module
 from stoker.broker.client import connect, owner_pid
-from stoker.broker.network import Address, Remote
+from stoker.broker.network import Address, Remote, listening_context
 from stoker.broker.relay import Relay
 from stoker.broker.spawn import Database, OwnerSettings, make_key
 from stoker.cli.bench_ledger_load import Load
@@ -120,6 +123,47 @@ def test_a_killed_gateway_under_load_costs_nothing(tmp_path: Path, key: Path, sc
         for place in places:
             if (pid := owner_pid(place)) is not None:
                 os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+def test_a_gateway_that_does_not_greet_is_passed_over(
+    tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch, *, hangs_up: bool
+) -> None:
+    monkeypatch.setattr(client_module, "_GREETING_SECONDS", 0.2)
+    watched: list[socket.socket] = []
+    monkeypatch.setattr(relay_module, "notice_silence", watched.append)
+
+    async def away(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve as a gateway does whose database is away."""
+        if hangs_up:
+            writer.close()
+
+    async def through() -> None:
+        broken = await asyncio.start_server(away, LOOPBACK.host, 0, ssl=listening_context(key))
+        first = Address(LOOPBACK.host, broken.sockets[0].getsockname()[1])
+        relay = Relay(tmp_path / "b", OwnerSettings(idle_exit_seconds=0.5))
+        (tmp_path / "b").mkdir()
+        remote = Remote((first, await relay.open(LOOPBACK, key)), key)
+        async with asyncio.timeout(client_module.RECONNECT_SECONDS / 2):
+            client = await connect(tmp_path, role="worker", elsewhere=remote)
+        assert (await client.stats()).commits_total > 0
+        link = client._link
+        assert link is not None
+        assert link._transport is not None
+        mine = link._transport.get_extra_info("socket")
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_USER_TIMEOUT):
+            assert 0 < mine.getsockopt(socket.IPPROTO_TCP, option) <= 60_000, "silence is noticed"
+        assert mine.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert len(watched) == 1, "at both ends"
+        await client.close()
+        await relay.close()
+        broken.close()
+
+    try:
+        asyncio.run(through())
+    finally:
+        if (pid := owner_pid(tmp_path / "b")) is not None:
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_whoever_has_no_key_is_not_let_in(tmp_path: Path, key: Path) -> None:

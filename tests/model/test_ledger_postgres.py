@@ -16,18 +16,20 @@ from stoker.broker.base import (
     CompleteRequest,
     Enroll,
     EventsRequest,
+    HoldVerdict,
     LeaseRequest,
     LedgerLimits,
+    StartRequest,
 )
 from stoker.broker.postgres import connection, promises, service
 from stoker.broker.postgres.connection import connect, migrate
 from stoker.broker.postgres.service import GatewayService
 from stoker.broker.postgres.sweeper import Sweeper
-from stoker.broker.postgres.time import FORGET_SECONDS
+from stoker.broker.postgres.time import FORGET_SECONDS, TICK_SECONDS
 from stoker.errors import ConfigInvalid
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import Fence
-from support.ledger import ROLLOUT, RUN, WORKER, ManualClock, action, gateway_service
+from support.ledger import ROLLOUT, RUN, WORKER, ManualClock, action, gateway_service, held
 from support.postgres import drop_schema, fresh_schema, server
 
 CLOCK = ManualClock()
@@ -124,6 +126,37 @@ def test_two_gateways_never_give_one_action_twice(
     given = [lease.action.action_id for lease in (*mine.leases, *theirs.leases)]
     assert len(given) == len(set(given)) == 8
     assert len({lease.fence for lease in (*mine.leases, *theirs.leases)}) == 8
+
+
+def test_a_gateway_that_takes_over_time_knows_what_it_gave_away_meanwhile(
+    pair: tuple[GatewayService, GatewayService],
+) -> None:
+    first, second = pair
+    fence = ask(second, Attach(run_id=RUN, incarnation="c")).fence
+    ask(second, Enroll(worker_id=WORKER, name="w", slots={"fast": 2}))
+    submits = [
+        AppendBatch(
+            run_id=RUN,
+            fence=fence,
+            appends=(Append(rollout_id=ROLLOUT, expected_seq=0, submits=(action(n),)),),
+        )
+        for n in range(2)
+    ]
+    ask(second, submits[0])
+    first.close()
+    now = CLOCK.now()
+    later = type(now)(now.boot + TICK_SECONDS, now.wall + TICK_SECONDS)
+    wanted = LeaseRequest(worker_id=WORKER, slots={"fast": 2})
+    second.begin([submits[1], wanted], later)
+    second.handle(submits[1], later)
+    second.settle(later)  # it keeps time from here on: rows are changed by a rule
+    second.expect([wanted])
+    reply: Any = second.handle(wanted, later)
+    second.commit()
+    for lease in reply.leases:  # one lay there, one came with this group
+        begin = StartRequest(worker_id=WORKER, held=held(lease))
+        assert ask(second, begin).verdicts == (HoldVerdict.OK,)
+    assert len(reply.leases) == len(submits)
 
 
 def test_an_older_server_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ from stoker.broker.envelope import (
     encode,
 )
 from stoker.broker.link import Link
-from stoker.broker.network import Address, Remote
+from stoker.broker.network import Address, Remote, notice_silence
 from stoker.broker.place import DATABASE, check_directory, owner_pid
 from stoker.broker.schema import check_version
 from stoker.broker.service import Reply
@@ -57,6 +57,8 @@ RECONNECT_SECONDS = 30.0
 
 _RETRY_SECONDS = 0.02
 _GOODBYE_SECONDS = 1.0
+_GREETING_SECONDS = 5.0
+"""How long one of several gateways has to greet; its database may be away, another's not."""
 _FENCES_KEPT = 4096
 
 
@@ -240,6 +242,9 @@ class LedgerClient(LedgerVerbs):
             except BaseException:
                 link.close()
                 raise
+            link.close()
+            self._places.rotate(-1)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     async def _reach(
         self, place: Path | Address, greeted: "asyncio.Future[Hello | Answer]"
@@ -255,13 +260,14 @@ class LedgerClient(LedgerVerbs):
 
         loop = asyncio.get_running_loop()
         if isinstance(place, Address):
-            _, link = await loop.create_connection(
+            transport, link = await loop.create_connection(
                 make,
                 place.host,
                 place.port,
                 ssl=self._context,
                 ssl_shutdown_timeout=_GOODBYE_SECONDS,
             )
+            notice_silence(transport.get_extra_info("socket"))
             return link
         path = published_socket(place)
         if path is None:
@@ -270,13 +276,14 @@ class LedgerClient(LedgerVerbs):
         return link
 
     async def _greet(self, link: Link, greeted: "asyncio.Future[Hello | Answer]") -> bool:
-        """Exchange hellos and send what waits; ``False`` when the owner went away meanwhile."""
+        """Exchange hellos and send what waits; ``False``: ask another."""
         hello = Hello(protocol=PROTOCOL_VERSION, role=self._role, lineage=self._lineage)
         link.write(frame(encode(hello)))
         either: set[asyncio.Future[Any]] = {greeted, link.over}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        patience = _GREETING_SECONDS if len(self._places) > 1 else None
+        await asyncio.wait(either, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
         if not greeted.done():
-            wrong = link.over.result()
+            wrong = link.over.result() if link.over.done() else None
             if wrong is not None:
                 raise wrong
             return False

@@ -6,6 +6,7 @@ trust nothing but it. The file is the whole identity, so it must be readable by 
 """
 
 import os
+import socket
 import ssl
 import stat
 from pathlib import Path
@@ -16,6 +17,8 @@ from stoker.config.tree import LedgerSettings
 from stoker.errors import ConfigInvalid
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_PROBED_AFTER_SECONDS, _PROBES = 5, 3
+_SILENT_SECONDS = _PROBED_AFTER_SECONDS * (_PROBES + 1)
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -63,6 +66,21 @@ def remote_of(settings: LedgerSettings) -> Remote | None:
             "started; give an absolute path"
         )
     return Remote(tuple(parse_address(one) for one in settings.gateways), key)
+
+
+def notice_silence(connected: socket.socket) -> None:
+    """Have the kernel end a connection whose other machine says nothing for some 20 s.
+
+    A machine that loses power or its network hangs up on nobody: a poll would wait for ever.
+    """
+    for level, option, value in (
+        (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _PROBED_AFTER_SECONDS),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBED_AFTER_SECONDS),
+        (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES),
+        (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_SECONDS * 1000),
+    ):
+        connected.setsockopt(level, option, value)
 
 
 def listening_context(key: Path) -> ssl.SSLContext:

@@ -10,7 +10,7 @@ import logging
 from contextlib import suppress
 from pathlib import Path
 
-from stoker.broker.network import Address, listening_context
+from stoker.broker.network import Address, listening_context, notice_silence
 from stoker.broker.spawn import OwnerSettings, published_socket, spawn_owner
 from stoker.errors import ConfigInvalid, LedgerUnavailable, StokerError
 
@@ -68,6 +68,7 @@ class Relay:
         task = asyncio.current_task()
         assert task is not None, "start_server makes a task for each peer"
         self._peers.add(task)
+        notice_silence(writer.get_extra_info("socket"))
         local: asyncio.StreamWriter | None = None
         try:
             inner, local = await self._local()

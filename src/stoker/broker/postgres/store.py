@@ -86,7 +86,9 @@ class PostgresStore(Session):
                 asked.append(self.run("version"))
 
         super().commit_after(write_all, sync=sync)
-        if asked and not self._rewritten:
+        if self._rewritten:
+            self._rows.clear()  # what was read since may have been written again, as of one version
+        elif asked:
             [(version,)] = asked[0].fetchall()
             for row in self._written.values():
                 self._keep(version, row)
