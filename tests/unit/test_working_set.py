@@ -98,6 +98,18 @@ def test_a_full_lane_takes_no_new_rollout() -> None:
     assert not working.may_start(0.0, 4)
 
 
+def test_memory_of_a_replica_that_is_ill_is_nobody_s() -> None:
+    def started(ill: set[int]) -> int:
+        infos = [ReplicaInfo(replica=n, window=100, kv_tokens=KV) for n in range(2)]
+        working, count = WorkingSet(infos), 0
+        while working.may_start(0.0, 0, ill):
+            working.start(RolloutId(f"r{count}"))
+            count += 1
+        return count
+
+    assert started({1}) == started({0}) == started(set()) // 2
+
+
 def test_one_that_waits_longer_than_it_is_kept_is_not_counted() -> None:
     working = _working()
     memory = working.memory(0)

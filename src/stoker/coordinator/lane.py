@@ -154,7 +154,8 @@ class Lane:
             return True
         now = self._settle()
         calls = self._running + self._granted + len(self._ready)
-        held = self._ready.parked > 0 or not self.working.may_start(now, calls)
+        ill = {r.index for r in self._replicas.values() if r.health is not Health.HEALTHY}
+        held = self._ready.parked > 0 or not self.working.may_start(now, calls, ill)
         self._new_held = held and calls < self._window
         self._settle()
         return not held

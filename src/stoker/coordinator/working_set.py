@@ -20,7 +20,7 @@ known are never held for. Source: docs/design/0012.
 
 import math
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from stoker.coordinator.fluid import TurnShape, keep_seconds
 from stoker.coordinator.residency import KEPT_SHARE, Residency
@@ -173,10 +173,10 @@ class WorkingSet:
             weight = min(self._finished + 1, _RECENT_ROLLOUTS)
             self.context_mean += (mean - self.context_mean) / weight
 
-    def may_start(self, now: float, in_lane: int) -> bool:
+    def may_start(self, now: float, in_lane: int, ill: Collection[int] = ()) -> bool:
         """Return whether there is memory for a new rollout; ``in_lane``: calls ready or running.
 
-        The caller asks only while nothing is parked.
+        Replicas that are ``ill`` give none. The caller asks only while nothing is parked.
         """
         if not self.limits:
             return True
@@ -186,10 +186,11 @@ class WorkingSet:
         least = self._least()
         expected = self._new * least
         free = -expected - least
-        for memory in self._memories.values():
+        memories = [memory for index, memory in self._memories.items() if index not in ill]
+        for memory in memories:
             free += FILL * memory.residency.kept
             free -= sum(max(context.weight, least) for context in memory.hot.values())
-        return free >= 0 or not (self._new or any(one.hot for one in self._memories.values()))
+        return free >= 0 or not (self._new or any(one.hot for one in memories))
 
     # --- calls ---------------------------------------------------------------------------------
 
