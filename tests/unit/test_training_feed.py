@@ -71,6 +71,27 @@ def test_a_group_that_was_queued_again_and_committed_meanwhile_does_not_come() -
     with_ledger(main)
 
 
+@pytest.mark.parametrize("commit_first", [True, False])
+def test_a_group_is_committed_or_comes_again_never_both(commit_first: bool) -> None:  # noqa: FBT001 - a case
+    async def main(ledger: MemoryLedger) -> None:
+        feed = await feed_of(ledger, A)
+        assert await feed.take() == (A, 1)
+        feed.again()
+        work = [feed.commit(A, 1), feed.take()]
+        order = work if commit_first else work[::-1]
+        done = await asyncio.gather(*order, return_exceptions=True)
+        committed, taken = done if commit_first else done[::-1]
+        if commit_first:
+            assert (committed, taken) == (None, None)
+        else:
+            assert isinstance(committed, DeliveryUnknown)
+            assert taken == (A, 2)
+            assert feed.members(A)
+            await feed.commit(A, 2)
+
+    with_ledger(main)
+
+
 def test_a_journal_longer_than_one_read_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_log, "_READ_MAX", 3)
 

@@ -47,6 +47,8 @@ class GroupFeed:
         """In order."""
         self._news = asyncio.Event()
         self._taking = asyncio.Lock()
+        self._handing: GroupId | None = None
+        """Being written as handed out."""
         self._over = False
         self._failure: BaseException | None = None
         self.ready = asyncio.Event()
@@ -144,7 +146,11 @@ class GroupFeed:
                 raise self._failure
             group = next(iter(self._unread))
             number = self._book.handed.get(group, 0) + 1
-            await self._log.append(HandedOut(group_id=group, number=number))
+            self._handing = group
+            try:
+                await self._log.append(HandedOut(group_id=group, number=number))
+            finally:
+                self._handing = None
             self._unread.pop(group, None)
             self.taken()
             return group, number
@@ -167,18 +173,19 @@ class GroupFeed:
         book = self._book
         if group in book.committed and book.handed.get(group) == number:
             return
-        if book.open.get(group) != number:
+        handed = book.handed.get(group, 0) + (self._handing == group)
+        if book.open.get(group) != number or handed > number:
             raise DeliveryUnknown(
                 f"delivery {number} of group {group} cannot be committed: "
                 + (
-                    f"the group was handed out again since, as {book.handed[group]}"
-                    if book.handed.get(group, 0) > number
+                    f"the group was handed out again since, as {handed}"
+                    if handed > number
                     else "it was not handed out, or a restore has taken it back"
                 )
                 + "; nothing was changed; commit what groups() gave last"
             )
-        await self._log.append(Committed(group_id=group, number=number))
         self._unread.pop(group, None)  # ``again`` may have queued it
+        await self._log.append(Committed(group_id=group, number=number))
         self._groups.forget(group)
 
     def state(self) -> TrainingState:
