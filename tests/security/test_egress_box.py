@@ -49,6 +49,9 @@ def test_a_box_reaches_what_its_policy_names_and_nothing_else(tmp_path: Path) ->
     assert seen["uid"] >= 100_000, "the proxy has a uid of its own"
     assert seen["readable_by"] == 0, "its memory is not to be read, nor dumped"
     assert seen["killed"] == "BoxFailed", "a dead proxy is our fault, whatever the program printed"
+    assert seen["stopped"] == "BoxFailed", (
+        "one that does not answer is ended, and waited for no more"
+    )
     assert seen["after_a_kill"] == "hello /simple", "the next action starts another proxy"
     assert seen["leaked"] == 0
     assert not Path(f"/proc/{seen['proxy']}").exists()

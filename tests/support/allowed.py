@@ -27,6 +27,10 @@ OUTSIDE = {
         "sandbox/inside/stoker_program.py",
         "os.environ",
     ): "sets the variables of the program it becomes",
+    (
+        "sandbox/inside/way_out.py",
+        "os.environ",
+    ): "sets what loaders heed for the program it becomes",
     ("cli/bench_boxes.py", "subprocess"): "starts its peer, and the holder of boxes it kills",
     ("cli/bench_boxes_warm.py", "subprocess"): "starts its peer",
     ("cli/bench_boxes_fork.py", "os.fork"): "is the peer, in a process apart",

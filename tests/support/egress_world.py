@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import json
 import os
+import signal
 import socket
 import ssl
 import struct
@@ -17,8 +18,10 @@ from pathlib import Path
 
 from stoker.model.execution import Baseline, Credential, Destination, ExecutionPolicy, Limits
 from stoker.model.tools import RunRequest
+from stoker.sandbox.egress import gate
 from stoker.sandbox.egress.gate import EgressDecision
 from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.local import LocalBox
 from stoker.sandbox.namespace import NamespaceBackend
 
 PUBLIC, PORT = "93.184.216.34", 443
@@ -160,6 +163,7 @@ async def main(directory: Path) -> dict[str, object]:
         os.kill(proxy, 9)
         fault = (await asyncio.gather(holding, return_exceptions=True))[0]
         after = await box.run(request, timeout_seconds=120)
+        hung = await _with_a_stopped_proxy(box, host.egress.process_id)
         await box.destroy()
         trust(directory)
         using = await _with_credential(backend, directory)
@@ -173,6 +177,7 @@ async def main(directory: Path) -> dict[str, object]:
         "uid": uid,
         "readable_by": readable_by,
         "killed": type(fault).__name__,
+        "stopped": type(hung).__name__,
         "after_a_kill": json.loads(after.result.stdout.kept)["listed"],
         "leaked": leaked,
         "using": using,
@@ -182,6 +187,15 @@ async def main(directory: Path) -> dict[str, object]:
             (d.box_id, d.allowed, d.host, d.address, d.why, d.credential) for d in decisions
         ],
     }
+
+
+async def _with_a_stopped_proxy(box: LocalBox, proxy: int) -> object:
+    usual, gate.CLOSE_SECONDS = gate.CLOSE_SECONDS, 1.0
+    os.kill(proxy, signal.SIGSTOP)
+    run = box.run(RunRequest(argv=("true",)), timeout_seconds=120)
+    ended = await asyncio.gather(run, return_exceptions=True)
+    gate.CLOSE_SECONDS = usual
+    return ended[0]
 
 
 async def _with_credential(backend: NamespaceBackend, directory: Path) -> dict[str, object]:

@@ -5,12 +5,18 @@ import contextlib
 import json
 import os
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from stoker.model.tools import RunRequest
+from stoker.sandbox.egress.gate import PORT, Egress, Gate
 from stoker.sandbox.egress.main import Process
+from stoker.sandbox.inside import way_out
 
 _DEADLINE_SECONDS = 30
 
@@ -124,3 +130,27 @@ def test_closing_a_gate_that_never_opened_is_answered(spoiled: bytes) -> None:
 
     complaints = run(work)
     assert len(complaints) == bool(spoiled)
+
+
+def test_the_loader_heeds_what_the_box_set_only_once_the_door_is_open() -> None:
+    gate = Gate(cast("Egress", None), 1, -1, {})
+    request = RunRequest(
+        argv=("env", "-0"), environment={"LD_LIBRARY_PATH": "/workspace/a=b", "OTHER": "x"}
+    )
+    scripts = str(Path(way_out.__file__).parent)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        at = theirs.fileno()
+        asked = gate.through(
+            request, {"LD_PRELOAD": "/workspace/x.so"}, (sys.executable, scripts), at
+        )
+        given = {"LD_PRELOAD": "/workspace/x.so", **asked.environment}
+        assert given["LD_PRELOAD"] == given["LD_LIBRARY_PATH"] == ""
+        argv = ["0" if part == str(PORT) else part for part in asked.argv]  # any free port
+        done = subprocess.run(argv, env=given, pass_fds=[at], capture_output=True, check=True)
+        _, descriptors, _, _ = socket.recv_fds(ours, 16, 1)
+    os.close(descriptors[0])
+    seen = dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if line)
+    assert seen["LD_LIBRARY_PATH"] == "/workspace/a=b"
+    assert seen["LD_PRELOAD"] == "/workspace/x.so"
+    assert seen["OTHER"] == "x"

@@ -152,7 +152,8 @@ class LocalBox:
             gate = await self._backend.gate(self)
             if gate is not None:
                 at = CHANNEL_FIRST + len(channels)
-                request = gate.through(request, *self._backend.inside_paths(), at)
+                paths = self._backend.inside_paths()
+                request = gate.through(request, self.baseline.environment, paths, at)
                 channels = [*channels, gate.channel]
                 opened.append(gate.channel)
             prepared = await self._backend.warm_start(self, request, len(opened))

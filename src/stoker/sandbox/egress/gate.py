@@ -16,7 +16,7 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 PORT = 3128
 """Where a box finds its proxy, on its own loopback."""
+CLOSE_SECONDS = 30.0
+"""For a gate to close, which takes milliseconds; a proxy that takes longer is ended."""
 _CONTROL = 3
 _DESCRIPTORS_MAX = 16_384
 _PACKET_BYTES_MAX = 64 * 1024
@@ -49,6 +51,7 @@ _TRUST_VARIABLES = (
     "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT", "GIT_SSL_CAINFO",
     "NODE_EXTRA_CA_CERTS",
 )  # fmt: skip
+_LOADER_PREFIXES = ("LD_", "GLIBC_", "GCONV_", "LOCPATH", "MALLOC_")
 _VALUE_BYTES_LEAST, _VALUE_BYTES_MOST = 8, 8192
 
 
@@ -88,16 +91,35 @@ class Gate:
         self._variables = variables
         """Placeholders of credentials, by variable."""
 
-    def through(self, request: RunRequest, python: str, scripts: str, at: int) -> RunRequest:
+    def through(
+        self,
+        request: RunRequest,
+        baseline: Mapping[str, str],
+        paths: tuple[str, str],
+        at: int,
+    ) -> RunRequest:
         """Return ``request`` so that it opens its door first.
 
-        ``python`` and ``scripts`` are paths in the box, ``at`` is the channel's number there.
+        ``baseline`` are the box's variables, ``paths`` its interpreter and scripts, ``at`` is the
+        channel's number in it. What a loader heeds is set for the program alone: a library of the
+        box's in the script would have the channel, and the socket that the proxy accepts on.
         """
-        script = f"{scripts}/way_out.py"
+        python, scripts = paths
         bundle = _BUNDLE if self._variables else "-"
-        argv = (python, "-I", "-S", script, str(at), str(PORT), bundle, *request.argv)
+        given = {**baseline, **request.environment}
+        later = {n: v for n, v in given.items() if n.startswith(_LOADER_PREFIXES)}
+        argv = (
+            python, "-I", "-S", f"{scripts}/way_out.py", str(at), str(PORT), bundle,
+            str(len(later)), *(f"{name}={value}" for name, value in later.items()), *request.argv,
+        )  # fmt: skip
         trust = dict.fromkeys(_TRUST_VARIABLES, bundle) if self._variables else {}
-        environment = {**_VARIABLES, **trust, **request.environment, **self._variables}
+        environment = {
+            **_VARIABLES,
+            **trust,
+            **request.environment,
+            **dict.fromkeys(later, ""),  # as good as unset for a loader
+            **self._variables,
+        }
         return msgspec.structs.replace(request, argv=argv, environment=environment)
 
     async def close(self) -> Carried | None:
@@ -240,12 +262,23 @@ class Egress:
         self._closing[number] = done
         try:
             await self._send(json.dumps({"close": number}).encode(), [])
-            return await done
+            return await asyncio.wait_for(done, CLOSE_SECONDS)
+        except TimeoutError:
+            await self._kill()
+            return None
         except OSError:
             return None
         finally:
             self._closing.pop(number, None)
             self._boxes.pop(number, None)
+
+    async def _kill(self) -> None:
+        """End a proxy that does not answer, and with it whatever it carries."""
+        process = self._process
+        self._gone()
+        if process is not None:
+            with contextlib.suppress(BoxFailed):
+                await self._host.maker().kill(process)
 
     async def close(self) -> None:
         """End the proxy, if there is one."""

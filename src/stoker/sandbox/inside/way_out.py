@@ -5,7 +5,8 @@ accepts on it: nothing stays in the box to forward anything, and there is no rou
 besides. Where the proxy puts credentials in place, the channel first brings the certificate of the
 authority to trust; it is added to the host's in a file of its own.
 
-Arguments: descriptor of the channel, port, that file or ``-``, the program and its arguments.
+Arguments: descriptor of the channel, port, that file or ``-``, how many variables follow that are
+the program's alone, these, the program and its arguments.
 """
 
 import os
@@ -27,7 +28,10 @@ def main() -> None:
         if bundle != "-":
             trust(channel, bundle)
         socket.send_fds(channel, [b"listening"], [listening.fileno()])
-    argv = sys.argv[4:]
+    first = 5 + int(sys.argv[4])
+    for variable in sys.argv[5:first]:
+        name, _, os.environ[name] = variable.partition("=")
+    argv = sys.argv[first:]
     try:
         os.execvp(argv[0], argv)  # noqa: S606 - the program of the action
     except OSError as error:
