@@ -92,3 +92,20 @@ def test_a_call_that_failed_at_home_returns_there_where_no_other_has_memory() ->
         assert world.matching.next(1.0) == (call, world.replicas[0])
 
     run_virtual(main())
+
+
+def test_the_longest_wait_for_memory_is_not_only_that_of_whoever_is_first() -> None:
+    async def main() -> None:
+        world = _World(replicas=2)
+        world.turn("b", 1, 8000)
+        for name in ("later", "first"):
+            world.turn(name, 0, 4000)
+        world.ill(0)
+        world.ready("later", 4100, 1.0).order = (9.0,)
+        world.ready("first", 4100, 5.0)
+        assert world.matching.next(5.0) is None
+        assert world.matching.parked == 2
+        assert world.matching.parked_since == 5.0
+        assert world.matching.parked_longest_since() == 1.0
+
+    run_virtual(main())

@@ -190,8 +190,8 @@ class Lane:
         return self._ready.parked
 
     def parked_seconds(self) -> float:
-        """Return for how long the first of those waits now; 0 without any."""
-        since = self._ready.parked_since
+        """Return for how long the longest of those waits now; 0 without any; looks at each."""
+        since = self._ready.parked_longest_since()
         return self._meter.at - since if since is not None else 0.0
 
     @property

@@ -7,6 +7,7 @@ rests while another does not, or it would wait for a dead one. A call goes to an
 its home only where that has memory for the whole context: it is prefilled again there.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 
@@ -46,6 +47,10 @@ class Matching:
         """Since when the first of them waits."""
         first = self._parked.first()
         return first.since if first is not None else None
+
+    def parked_longest_since(self) -> float | None:
+        """Return since when the one that waits longest does, first or not; looks at each."""
+        return min((call.since for call in self._parked.waiting_since(math.inf)), default=None)
 
     def room(self) -> int:
         """Return how many calls the replicas could take."""
