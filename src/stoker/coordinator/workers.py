@@ -112,7 +112,10 @@ class LocalWorkers:
         for pid in waiting.values():
             _signal(pid, signal.SIGTERM)
         deadline = self._clock.monotonic() + _STOP_SECONDS
-        while any(self._alive(w) for w in self._workers) and self._clock.monotonic() < deadline:
+        while self._clock.monotonic() < deadline and (
+            # Of a worker that another coordinator started the lock is free before the process ends.
+            any(self._alive(w) for w in self._workers) or any(map(_is_running, waiting.values()))
+        ):
             await asyncio.sleep(_LOOK_SECONDS / 10)
         for worker in self._workers:
             if self._alive(worker) and worker.name in waiting:
@@ -235,10 +238,19 @@ class LocalWorkers:
 
 
 def _is_stopped(pid: int) -> bool:
+    return _state(pid) in {"T", "t"}
+
+
+def _is_running(pid: int) -> bool:
+    return _state(pid) not in {"", "Z", "X"}
+
+
+def _state(pid: int) -> str:
+    """Return the kernel's letter for what a process does; empty: there is none."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1] in "Tt"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
-        return False
+        return ""
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
