@@ -2,9 +2,14 @@
 
 from typing import Any
 
+import msgspec
+
 from stoker.broker.books import Books
 from stoker.broker.counts import line_of
+from stoker.broker.rows import Row
 from stoker.broker.service import LedgerService
+from stoker.model.action import ActionState
+from stoker.model.ids import ActionId
 
 COUNTED = (
     "states",
@@ -20,7 +25,6 @@ COUNTED = (
     "queued",
     "busy",
     "results",
-    "_hands",
 )
 UNWRITTEN = ("_fresh", "_changed", "_settled", "_told", "_buried", "_heads_dirty", "_entries")
 
@@ -33,6 +37,7 @@ def check_books(service: LedgerService) -> None:
     fresh = Books(store, books.limits, books.meta, 0.0)
     for name in COUNTED:
         assert _plain(getattr(books, name)) == _plain(getattr(fresh, name)), name
+    assert _decided_by(books._hands) == _decided_by(fresh._hands)
     for worker_id, record in books.workers.items():
         read = fresh.workers.get(worker_id)
         assert set(record.named) == (set(read.named) if read else set()), worker_id
@@ -57,6 +62,16 @@ def check_books(service: LedgerService) -> None:
         assert store.head(run_id, rollout_id) == head
     for rollout_id, count in books._recent.outstanding.items():
         assert store.outstanding(rollout_id) == count
+
+
+def _decided_by(hands: dict[ActionId, Row]) -> dict[ActionId, Any]:
+    """Return rows in hands without what the store gives up when their result is acknowledged."""
+    return {
+        action_id: msgspec.structs.replace(row, action=None, completion=None)
+        if row.state is ActionState.ACKNOWLEDGED
+        else row
+        for action_id, row in hands.items()
+    }
 
 
 def _plain(value: Any) -> Any:
