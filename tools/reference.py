@@ -163,7 +163,10 @@ def box_api() -> Iterator[str]:
         shown = signature.replace("self, ", "").partition(" ->")[0].replace("|", "\\|")
         says = (inspect.getdoc(call) or "").partition("\n")[0].replace("``", "`")
         yield f"| `{name}{shown}` | {says} |"
-    records = (stoker.ExecutionPolicy, stoker.Limits, stoker.Mount, stoker.Baseline)
+    records = (
+        stoker.ExecutionPolicy, stoker.Limits, stoker.Mount, stoker.Destination, stoker.Credential,
+        stoker.Baseline,
+    )  # fmt: skip
     for record in (*records, stoker.BoxResult):
         yield from ("", f"## {record.__name__}", "", (record.__doc__ or "").partition("\n")[0], "")
         yield from ("| field | default |", "| --- | --- |")

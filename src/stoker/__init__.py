@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from stoker.model.action import Effect
     from stoker.model.execution import (
         Baseline,
+        Credential,
+        Destination,
         ExecutionPolicy,
         Isolation,
         Limits,
@@ -37,6 +39,8 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Baseline": "stoker.model.execution",
+    "Credential": "stoker.model.execution",
+    "Destination": "stoker.model.execution",
     "BoxResult": "stoker.sandbox.alone",
     "Boxes": "stoker.sandbox.alone",
     "CallResult": "stoker.model.tools",
@@ -86,6 +90,8 @@ __all__ = [
     "Cancelled",
     "Chat",
     "Context",
+    "Credential",
+    "Destination",
     "Effect",
     "Environment",
     "ExecutionPolicy",

@@ -25,6 +25,11 @@ SHARED = stoker.ExecutionPolicy(accept_shared_kernel=True, limits=SMALL)
 TRUSTED = stoker.ExecutionPolicy(
     isolation=stoker.Isolation.PROCESS, trust=stoker.Trust.TRUSTED, limits=SMALL
 )
+UNPLACED = stoker.ExecutionPolicy(
+    accept_shared_kernel=True,
+    network=(stoker.Destination(host="api.example"),),
+    credentials=(stoker.Credential(variable="KEY", host="other.example", file="/none"),),
+)
 TESTS = stoker.Tests(source="def check(f):\n    assert f(2) == 4\n", entry_point="double")
 
 SCENARIO = """
@@ -109,6 +114,7 @@ def test_a_process_box_alone_is_for_trusted_work(tmp_path: Path) -> None:
             ),
             {}, ConfigInvalid, "absolute",
         ),
+        (UNPLACED, {}, ConfigInvalid, "none of the destinations"),
         (TRUSTED, {"baseline": "ubuntu"}, ConfigInvalid, "no baseline 'ubuntu'"),
         (TRUSTED, {"files": {"../x": "1"}}, ToolRefused, "leaves the workspace"),
         (TRUSTED, {"files": {"x": 1}}, ToolRefused, "text or bytes"),

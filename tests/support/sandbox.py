@@ -23,7 +23,6 @@ import pytest
 
 import stoker
 from stoker.model.execution import (
-    MEBIBYTE,
     Baseline,
     ExecutionPolicy,
     Isolation,
@@ -39,18 +38,12 @@ from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend, LocalBox
 from stoker.sandbox.namespace import NamespaceBackend
 from stoker.sandbox.process import ProcessBackend
+from stoker.testing.attacks.attack import TIGHT
 
 ORDINARY_UID = 4242
 """A uid that no passwd file knows."""
 ROOT = os.geteuid() == 0
-SMALL = Limits(
-    cpu_seconds=10,
-    memory_bytes=96 * MEBIBYTE,
-    processes_max=48,
-    disk_bytes=8 * MEBIBYTE,
-    files_max=500,
-    output_bytes=256 * 1024,
-)
+SMALL = TIGHT
 WARM = False
 """Whether policies of rung (a) are warm: set for tests with the mark of that name."""
 PATIENCE = 60.0

@@ -6,7 +6,7 @@ import pytest
 from stoker.config.load import load_settings
 from stoker.config.tree import Settings, WorkerClassSettings
 from stoker.errors import ConfigInvalid
-from stoker.model.execution import Destination
+from stoker.model.execution import Credential, Destination
 
 TOML = """\
 [workers]
@@ -63,6 +63,19 @@ def test_a_destination_is_one_host(host: str) -> None:
     told = refusal(sets=(f"workers.classes.fast.network=[{{host='{host}'}}]",))
     assert "workers.classes.fast.network" in told
     assert "no host" in told
+
+
+def test_a_credential_is_for_one_listed_destination() -> None:
+    def class_with(*hosts: str) -> str:
+        named = ", ".join(f"{{variable='T', host='{host}', file='/secret'}}" for host in hosts)
+        return f"workers.classes.fast={{network=[{{host='api.example'}}], credentials=[{named}]}}"
+
+    found = load_settings(sets=[class_with("API.example.")]).settings.workers.classes["fast"]
+    assert found.policy(accept_shared_kernel=True).credentials == (
+        Credential(variable="T", host="api.example", file="/secret"),
+    )
+    assert "none of the destinations" in refusal(sets=(class_with("other.example"),))
+    assert "two credentials" in refusal(sets=(class_with("api.example", "api.example"),))
 
 
 def test_a_class_that_reaches_outside_says_so() -> None:

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from stoker.config.secret import Secret
 from stoker.config.units import Duration, Size
@@ -20,6 +20,7 @@ from stoker.model.execution import (
     Limits,
     Mount,
     Trust,
+    credential_problem,
 )
 
 WORKER_CLASS_DEFAULT = "fast"
@@ -121,26 +122,28 @@ class MountSettings(Section):
     """Read-only unless said."""
 
 
+def _host(host: str) -> str:
+    host = host.lower().removesuffix(".")
+    if not _HOST.fullmatch(host):
+        raise ValueError(
+            f"{host!r} is no host: give a DNS name or a numeric address, without port, scheme "
+            "or wildcard"
+        )
+    return host
+
+
+Host = Annotated[str, AfterValidator(_host)]
+
+
 class DestinationSettings(Section):
     """Where the boxes of a class may connect to, by TLS."""
 
-    host: str
+    host: Host
     """DNS name or numeric address; no wildcards."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 443
     """Port there."""
     private: bool = False
     """It may lie in a private network; never on the host itself or among cloud metadata."""
-
-    @field_validator("host")
-    @classmethod
-    def _host_is_one(cls, host: str) -> str:
-        host = host.lower().removesuffix(".")
-        if not _HOST.fullmatch(host):
-            raise ValueError(
-                f"{host!r} is no host: give a DNS name or a numeric address, without port, scheme "
-                "or wildcard"
-            )
-        return host
 
 
 class CredentialSettings(Section):
@@ -148,7 +151,7 @@ class CredentialSettings(Section):
 
     variable: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
     """Environment variable that holds a placeholder."""
-    host: str
+    host: Host
     """Host of one of the class's destinations."""
     port: Annotated[int, Field(ge=1, le=65_535)] = 443
     """Its port."""
@@ -196,15 +199,8 @@ class WorkerClassSettings(Section):
 
     @model_validator(mode="after")
     def _credentials_have_destinations(self) -> Self:
-        destinations = {(d.host, d.port) for d in self.network}
-        for one in self.credentials:
-            if (one.host, one.port) not in destinations:
-                raise ValueError(
-                    f"credential {one.variable} is for {one.host}:{one.port}, which is none of the "
-                    "class's destinations (network)"
-                )
-        if len({(c.host, c.port) for c in self.credentials}) < len(self.credentials):
-            raise ValueError("two credentials are for one destination; give each its own class")
+        if problem := credential_problem(self.network, self.credentials):
+            raise ValueError(problem)
         return self
 
     @property

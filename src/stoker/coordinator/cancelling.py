@@ -68,7 +68,8 @@ class CancelWatch:
     def _read(self) -> None:
         for path in self._place.glob("*.json"):
             if path.name not in self._requests:
-                with suppress(msgspec.MsgspecError):  # nothing of ours: a request is never torn
+                # Nothing of ours (a request is never torn), or not to be read now: looked at again.
+                with suppress(msgspec.MsgspecError, OSError):
                     content = path.read_bytes()
                     self._requests[path.name] = msgspec.json.decode(content, type=CancelRequest)
 

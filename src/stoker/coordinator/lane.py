@@ -434,7 +434,9 @@ class Lane:
     def _look_again(self, now: float) -> None:
         """Set the timer for when memory comes free of itself: a context was waited for too long."""
         waits = self._ready.parked > 0 or self._new_held
-        at = self.working.changes_at(now, self._ready.parked_since) if waits else None
+        # An old call returns at once when room comes; without room its age changes nothing.
+        since = self._ready.parked_since if self.room() > 0 else None
+        at = self.working.changes_at(now, since) if waits else None
         if self._recheck is not None:
             if at is not None and abs(self._recheck.when() - at) < _RECHECK_SECONDS:
                 return

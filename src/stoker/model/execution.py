@@ -3,7 +3,9 @@
 Both are versioned by digest; the digest stands in every action and in the journal.
 """
 
+from collections.abc import Iterable
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -82,6 +84,31 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
     """In which header of requests to it the placeholder is replaced."""
     file: str
     """Absolute path on the worker's host; its one line is the value."""
+
+
+class _Place(Protocol):
+    @property
+    def host(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+
+
+def credential_problem(destinations: Iterable[_Place], credentials: Iterable[_Place]) -> str:
+    """Return why ``credentials`` do not fit ``destinations``, in a sentence; empty: they do.
+
+    A value is put in by the proxy at the one destination it is for, so there must be that one, and
+    no second value for it.
+    """
+    places = {(one.host, one.port) for one in destinations}
+    used: set[tuple[str, int]] = set()
+    for one in credentials:
+        where = (one.host, one.port)
+        if where not in places:
+            return f"a credential is for {one.host}:{one.port}, which is none of the destinations"
+        if where in used:
+            return f"two credentials are for {one.host}:{one.port}; give each a class of its own"
+        used.add(where)
+    return ""
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ import msgspec
 
 from stoker.errors import BoxFailed, ConfigInvalid, IsolationUnavailable, ToolRefused
 from stoker.model.completion import Usage
-from stoker.model.execution import Baseline, ExecutionPolicy
+from stoker.model.execution import Baseline, ExecutionPolicy, credential_problem
 from stoker.model.given import argv_of, contents_of, duration
 from stoker.model.tools import (
     ExportResult,
@@ -352,6 +352,8 @@ def _policy(policy: ExecutionPolicy | None) -> ExecutionPolicy:
         value = getattr(checked.limits, name)
         if not math.isfinite(value) or value <= 0:
             raise ConfigInvalid(f"limits.{name} is {value}; it must be a finite number above 0")
+    if problem := credential_problem(checked.network, checked.credentials):
+        raise ConfigInvalid(f"the execution policy cannot be used: {problem}")
     return checked
 
 

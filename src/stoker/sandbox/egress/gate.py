@@ -331,7 +331,9 @@ class Egress:
             try:
                 socket.send_fds(self._control, [packet], descriptors)
             except BlockingIOError:
-                await asyncio.sleep(0.01)  # the proxy is behind; a packet socket tells no more
+                # The proxy is behind. Several may wait here, and the socket may be closed
+                # meanwhile, which nobody who waits for its descriptor would hear of.
+                await asyncio.sleep(0.01)
             else:
                 return
 
