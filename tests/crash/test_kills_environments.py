@@ -4,6 +4,7 @@ Everything these rollouts do in a box may be done again, so a lost box is rebuil
 by running its finished actions again; what the program sees must be the same as if it had lived on.
 """
 
+import math
 import random
 import signal
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,8 @@ import pytest
 from stoker.errors import EnvironmentLost
 from stoker.model.events import Restored
 from support import runs_errands as errands
-from support.runs import LEASE, Rig, rig, tell
-from support.runs_kills import Kill, survive
+from support.runs import LEASE, Rig, rig, tell, until
+from support.runs_kills import Kill, strike
 from support.runs_records import Records, read
 
 PROGRAM = """
@@ -25,13 +26,15 @@ import os
 import stoker
 
 LINE = 'printf "%s\\\\n" "$2" >> "$1"; '
+GROW = 'printf "%s." "$2" >> kept; sleep 0.02; cat kept'
+HOLD = 'touch "$3"; until [ -e "$4" ]; do sleep 0.05; done; '
 
 
-async def counting(ctx, box, log, rounds):
+async def counting(ctx, box, log, rounds, hold=None):
     for number in range(rounds):
+        script = LINE + (HOLD if hold and number == 1 else "") + GROW
         grown = await box.run(
-            ["sh", "-c", LINE + 'printf "%s." "$2" >> kept; sleep 0.02; cat kept', "sh", log,
-             str(number)]
+            ["sh", "-c", script, "sh", log, str(number), *(hold or ())], timeout="10m"
         )
         assert grown.ok, grown.text
     return grown.text
@@ -51,7 +54,9 @@ async def stateful(ctx, task):
         ctx.environment(files={"kept": "one:"}), ctx.environment(files={"kept": "two:"})
     )
     turn = await ctx.generate(ctx.chat("go"))
-    grown = await ctx.gather(counting(ctx, one, log, 4), counting(ctx, two, log, 3))
+    grown = await ctx.gather(
+        counting(ctx, one, log, 4, task.data.get("hold")), counting(ctx, two, log, 3)
+    )
     await one.write_files({"more/told": turn.text})
     told = await one.run(["cat", "more/told", "kept"])
     kept = await two.read_file("kept")
@@ -90,17 +95,37 @@ def plan(seed: int) -> list[Kill]:
     ]
 
 
-def stateful(folder: Path) -> AbstractContextManager[Rig]:
+def stateful(folder: Path, kills: list[Kill]) -> AbstractContextManager[Rig]:
+    """Return a run in which each kill finds a rollout in the middle of its first environment.
+
+    However fast the machine: that rollout's tool waits until the kill was done. It is one that the
+    lines before the kill do not need.
+    """
     log = folder / "tools.log"
     tasks = errands.tasks(ROLLOUTS, log, gate=folder / "gate")
+    for number, kill in enumerate(kills):
+        held = tasks[math.ceil(kill.lines / LINES) + number]["data"]
+        held["hold"] = [str(folder / f"{what}-{number}") for what in ("held", "go")]
     return rig(
         folder, program=PROGRAM, model=errands.MODEL, tasks=tasks, settings=SETTINGS, log=log
     )
 
 
+def survive(one: Rig, kills: list[Kill]) -> None:
+    """Run to the end through ``kills``, each of which finds work in the middle."""
+    one.start()
+    for number, kill in enumerate(kills):
+        one.until_lines(kill.lines)
+        until((one.folder / f"held-{number}").exists, f"a held rollout\n{one.said()}")
+        strike(one, kill, held_seconds=LEASE * 1.5)
+        (one.folder / f"go-{number}").touch()
+    one.open_gate()
+    one.finish()
+
+
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Records]:
-    with stateful(tmp_path_factory.mktemp("reference")) as one:
+    with stateful(tmp_path_factory.mktemp("reference"), []) as one:
         one.open_gate()
         one.start()
         one.finish()
@@ -113,9 +138,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Records]:
 def test_killed_environments_are_rebuilt_or_typed(
     seed: int, tmp_path: Path, reference: Records
 ) -> None:
-    tell(f"seed {seed}: {plan(seed)}")
-    with stateful(tmp_path) as one:
-        survive(one, plan(seed), held_seconds=LEASE * 1.5)
+    kills = plan(seed)
+    tell(f"seed {seed}: {kills}")
+    with stateful(tmp_path, kills) as one:
+        survive(one, kills)
         assert one.report()["snapshot"]["boxes_leaked"] == 0
         records = read(one.run.path)
     rebuilt = sum(isinstance(event, Restored) for found in records.every for event in found.events)
