@@ -129,6 +129,12 @@ class IsolationUnavailable(BadInput):
     code = "isolation_unavailable"
 
 
+class BranchUnavailable(BadInput):
+    """This kind of box cannot be checkpointed, branched or restored; nothing was done."""
+
+    code = "branch_unavailable"
+
+
 class ToolRefused(StokerError):
     """A tool request cannot be carried out as written."""
 

@@ -9,10 +9,13 @@ The calls here are asynchronous and never hold the interpreter: waiting is done 
 """
 
 from collections.abc import Mapping
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import msgspec
 
+from stoker.errors import BranchUnavailable
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Rung
 from stoker.model.tools import ExportResult, ReadResult, RunRequest, RunResult, Tests, Verdict
@@ -54,6 +57,26 @@ class BoxRun(msgspec.Struct, frozen=True, kw_only=True):
     """The box itself did not survive (a microVM whose guest died)."""
 
 
+class Branch(NamedTuple):
+    """One box that began as a copy of another."""
+
+    box: "Box"
+    digest: str
+    """Of the state it began from; all branches of one call share it."""
+    parent: str
+    """Digest of the state the box it was branched off began from."""
+    generation: int
+    """One more than that box's."""
+
+
+def not_offered(what: str, kind: str) -> BranchUnavailable:
+    """Return the error of a backend that has no ``what`` (checkpoint, branch, restore)."""
+    return BranchUnavailable(
+        f'{kind} boxes cannot do {what}; nothing was done; use isolation = "namespace", or open '
+        "another box and give it the same files"
+    )
+
+
 class Box(Protocol):
     """One box. Its actions are serial: the caller never runs two at once.
 
@@ -89,6 +112,36 @@ class Box(Protocol):
         """Copy regular files out; links, devices and pipes are refused with the reason."""
         ...
 
+    async def checkpoint(self, directory: Path) -> Checkpoint:
+        """Write its state as one file ``directory / digest``; the box goes on as it was.
+
+        No action runs meanwhile: it counts as one. Equal states make equal files. Nothing of a
+        state can harm whoever restores it: no setuid bits, devices or attributes are in it. The
+        file is complete or absent, and the caller's to remove or keep; it is not synced.
+
+        Raises:
+            BranchUnavailable: this kind of box has no checkpoints; nothing was done.
+            ToolRefused: what is in the box cannot be kept (too deep, over its limits); it goes on.
+            BoxFailed: it could not be written; nothing of it is left.
+
+        **Cancellation:** nothing is left in ``directory``.
+        """
+        ...
+
+    async def branch(self, count: int) -> tuple[Branch, ...]:
+        """Make ``count`` boxes that begin in its state, under its policy and limits; all or none.
+
+        No action runs meanwhile: it counts as one. Each has a name, an identity and randomness of
+        its own, and lives on when this one goes; the caller destroys it.
+
+        Raises:
+            BranchUnavailable, ToolRefused: as for ``checkpoint``.
+            BoxFailed: one could not be made; none is left.
+
+        **Cancellation:** none is left.
+        """
+        ...
+
     async def destroy(self) -> None:
         """Kill, unmount, remove; afterwards nothing of the box is left. Safe to repeat."""
         ...
@@ -106,6 +159,19 @@ class Backend(Protocol):
 
         Raises:
             IsolationUnavailable: this host cannot give the policy; nothing is weakened.
+            BoxFailed: making it failed; nothing of it is left.
+        """
+        ...
+
+    async def restore(
+        self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
+    ) -> Box:
+        """Make a box in the state of ``checkpoint.file``, which is read and left as it is.
+
+        Raises:
+            BranchUnavailable: this backend has no checkpoints, or none of this kind.
+            IsolationUnavailable: this host cannot give the policy, or not that baseline.
+            ArtifactDamaged: the file is not what its digest says; nothing was made.
             BoxFailed: making it failed; nothing of it is left.
         """
         ...

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.errors import BoxFailed, IsolationUnavailable, ToolRefused
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, Limits, Rung
 from stoker.model.tools import (
@@ -26,7 +27,7 @@ from stoker.model.tools import (
     Verdict,
 )
 from stoker.sandbox import kernel
-from stoker.sandbox.base import BoxOffer, BoxRun
+from stoker.sandbox.base import BoxOffer, BoxRun, Branch, not_offered
 from stoker.sandbox.cgroups import Group
 from stoker.sandbox.egress.gate import Gate, with_network
 from stoker.sandbox.files import WorkspaceFiles
@@ -247,6 +248,16 @@ class LocalBox:
         """Copy regular files out."""
         return await asyncio.to_thread(self._workspace().export, paths, bytes_max=bytes_max)
 
+    async def checkpoint(self, directory: Path) -> Checkpoint:
+        """Refuse: there is none yet on this backend."""
+        del directory
+        raise not_offered("checkpoints", self.record.kind)
+
+    async def branch(self, count: int) -> tuple[Branch, ...]:
+        """Refuse: there is none yet on this backend."""
+        del count
+        raise not_offered("branches", self.record.kind)
+
     def _workspace(self) -> WorkspaceFiles:
         if self._files is None or self._removal is not None:
             raise BoxFailed(f"box {self.box_id} is being removed; its files were not touched")
@@ -351,6 +362,13 @@ class LocalBackend(ABC):
                 ) from error
             raise
         return box
+
+    async def restore(
+        self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
+    ) -> LocalBox:
+        """Refuse: there is none yet on this backend."""
+        del box_id, baseline, policy, checkpoint
+        raise not_offered("restorations", self.parts.rung.value)
 
     def _leased(self, record: BoxRecord, policy: ExecutionPolicy) -> BoxRecord:
         leases = self.host.uids if self.parts.leased_uid else None

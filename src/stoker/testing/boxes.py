@@ -9,10 +9,12 @@ It isolates nothing and never claims to: its offer says ``process`` and it refus
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 
 import msgspec
 
-from stoker.errors import BoxFailed, IsolationUnavailable, ToolRefused
+from stoker.errors import ArtifactDamaged, BoxFailed, IsolationUnavailable, ToolRefused
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Rung, Trust
 from stoker.model.tools import (
@@ -25,7 +27,9 @@ from stoker.model.tools import (
     Tests,
     Verdict,
 )
-from stoker.sandbox.base import Backend, Box, BoxOffer, BoxRun
+from stoker.model.value import canonical_bytes, content_digest
+from stoker.sandbox.base import Backend, Box, BoxOffer, BoxRun, Branch
+from stoker.seams.entropy import fresh_id
 
 Script = Callable[["MemoryBox", RunRequest], Awaitable[RunResult]]
 """What a program does. It is cancelled when its time is up or its action is."""
@@ -128,6 +132,9 @@ class MemoryBox:
         self.lost = False
         self.interrupted = False
         """A program was cut short here; told to every later one."""
+        self.began_from = baseline.digest
+        """Digest of the state it began from."""
+        self.generation = 0
         self._backend = backend
         self._busy = False
 
@@ -181,6 +188,44 @@ class MemoryBox:
                 files[path] = content
         return ExportResult(files=files, refused=refused)
 
+    async def checkpoint(self, directory: Path) -> Checkpoint:
+        """Write the dictionary down under its digest."""
+        assert not self._busy, f"a checkpoint of box {self.box_id} while an action runs"
+        content = canonical_bytes(self.files)
+        digest = content_digest(content)
+        file = directory / digest
+        file.write_bytes(content)
+        return Checkpoint(
+            digest=digest,
+            parent=self.began_from,
+            generation=self.generation,
+            size_bytes=len(content),
+            file=str(file),
+        )
+
+    async def branch(self, count: int) -> tuple[Branch, ...]:
+        """Make boxes with the same files."""
+        assert not self._busy, f"a branch of box {self.box_id} while an action runs"
+        digest = content_digest(canonical_bytes(self.files))
+        made: list[MemoryBox] = []
+        try:
+            for _ in range(count):
+                box_id = fresh_id("box_")
+                box = self._backend.make(box_id, self.baseline, self.policy)
+                box.begin_from(self.files, digest, self.generation)
+                made.append(box)
+        except BoxFailed:
+            for box in made:
+                await box.destroy()
+            raise
+        return tuple(Branch(box, digest, self.began_from, box.generation) for box in made)
+
+    def begin_from(self, files: Mapping[str, bytes], digest: str, generation: int) -> None:
+        """Take the state of a box of ``generation``."""
+        self.files = dict(files)
+        self.began_from = digest
+        self.generation = generation + 1
+
     async def destroy(self) -> None:
         """Be gone."""
         if self._backend.destroy_fails > 0:
@@ -214,6 +259,10 @@ class MemoryBackend:
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> Box:
         """Make a box; untrusted work is refused, since a dictionary holds nobody."""
+        return self.make(box_id, baseline, policy)
+
+    def make(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> MemoryBox:
+        """Make a box, or fail as scripted."""
         if policy.trust is not Trust.TRUSTED:
             raise IsolationUnavailable(
                 "memory boxes isolate nothing and are for trusted work only; not made"
@@ -224,6 +273,16 @@ class MemoryBackend:
         box = MemoryBox(self, box_id, baseline, policy)
         self.boxes[box_id] = box
         self.made.append(box)
+        return box
+
+    async def restore(
+        self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
+    ) -> Box:
+        """Make a box with the files of a checkpoint."""
+        content = _content(checkpoint)
+        box = self.make(box_id, baseline, policy)
+        files = msgspec.msgpack.decode(content, type=dict[str, bytes])
+        box.begin_from(files, checkpoint.digest, checkpoint.generation)
         return box
 
     async def judge(
@@ -251,6 +310,13 @@ class MemoryBackend:
         """Destroy every box."""
         self.boxes.clear()
         self.closed = True
+
+
+def _content(checkpoint: Checkpoint) -> bytes:
+    content = Path(checkpoint.file).read_bytes()
+    if content_digest(content) != checkpoint.digest:
+        raise ArtifactDamaged(f"{checkpoint.file} is not {checkpoint.digest}; nothing was made")
+    return content
 
 
 def _satisfies(backend: MemoryBackend) -> Backend:
