@@ -1,7 +1,8 @@
 """The test command: lint, types, layers, then every floor, each with its time; skips are counted.
 
 ``check.py test`` is what must pass (about 20 minutes on 2 cores); ``all`` adds the long floors;
-``lint`` stops before the tests. Standard library only; run with .venv's Python.
+``lint`` stops before the tests. Standard library only; run with .venv's Python. As root on Debian
+it installs the programs that some tests drive (``debian_packages.py``).
 
 Models in this process need torch, gigabytes where it comes as a CUDA build: their floor has
 an environment of its own (``torch_env.py``) and is run where that is a CPU build, or with
@@ -52,6 +53,7 @@ def main(mode: str) -> int:
     passed = failures = 0
     skips: dict[str, int] = {}
     if mode != "lint":
+        subprocess.run([BIN / "python", "tools/debian_packages.py"], cwd=ROOT, check=False)
         floors = [floor(*one, slow=mode == "all") for one in FLOORS]
         for counts in [*floors, torch_floor(slow=mode == "all")]:
             passed += counts[0]

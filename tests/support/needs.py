@@ -1,3 +1,5 @@
 """What a test needs that may not be installed, and how it is run then."""
 
 TORCH = "needs torch: make torch-env, then WITH_TORCH=1 make test"
+RUNC = "needs root and runc: as root, apt-get install runc (make test does it on Debian)"
+CRUN = "needs root and crun: as root, apt-get install crun"
