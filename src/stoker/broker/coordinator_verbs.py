@@ -94,12 +94,14 @@ def _named(one: Append) -> Iterator[ActionId]:
 
 def _append(books: Books, batch: AppendBatch, one: Append, now: Instant) -> AppendReply:
     head = books.head(batch.run_id, one.rollout_id)
+    begins = head is None
     if head is None:
         head = Head(books.draw(), batch.run_id, one.rollout_id, batch.partition, 0, finished=False)
-        books.begin(one.rollout_id)
     if one.expected_seq != head.seq:
         return _repeated(books, head, one)
-    if one.events:
+    if begins:
+        books.begin(one.rollout_id)
+    if one.events or (begins and one.submits):  # it begins once: its actions count from then on
         books.write(head, one.events)
         finished = head.finished or one.finished
         head = Head(*head[:4], head.seq + len(one.events), finished)

@@ -216,6 +216,23 @@ async def one_rollout_cannot_fill_the_queue(h: LedgerMoves) -> None:
     assert [one.action.action_id for one in await h.lease()] == [act(3)]
 
 
+@case("I6", LedgerLimits(outstanding_per_rollout_max=2))
+async def actions_without_an_entry_beside_them_count_too(h: LedgerMoves) -> None:
+    """Actions without an entry beside them count too."""
+    replies = [await h.append(action(n), events=()) for n in range(3)]
+    replies.append(await h.append(action(3)))
+    assert [str(reply.replies[0].submits[0]) for reply in replies] == [
+        "accepted",
+        "accepted",
+        "parked",
+        "parked",
+    ]
+    for n in range(4):
+        [lease] = await h.lease(slots=1)
+        assert lease.action.action_id == act(n)
+        await h.complete(lease)
+
+
 @case("I6", LedgerLimits(results_max=1))
 async def result_cap_of_one_pauses_leasing_and_never_deadlocks(h: LedgerMoves) -> None:
     """Result cap of one pauses leasing and never deadlocks."""
