@@ -5,6 +5,7 @@ resumed (the coordinator, by us) or started again (the rest, by whoever needs it
 through all points of a family; a run for each point alone is the long way to the same.
 """
 
+import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -35,21 +36,30 @@ import stoker
 LINE = 'printf "%s\\\\n" "$STOKER_ACTION_KEY" >> "$1"; '
 
 
+def met(place):
+    # Returns as soon as a call runs that holds the other end of the pipe.
+    with open(place):
+        pass
+
+
 @stoker.rollout(version="1", boxes=1, timeout="5m")
 async def chores(ctx, task):
     log = task.data["log"]
     box = await ctx.environment(files={"a": "begun "})
     turn = await ctx.generate(ctx.chat("go"))
-    written, long = await ctx.gather(
+    written, large = await ctx.gather(
         box.run(["sh", "-c", "printf written >> a"]),
         ctx.call(["sh", "-c", LINE + "yes x | head -c 50000", "sh", log], effect="idempotent"),
     )
     sent = await ctx.call(["sh", "-c", LINE + "echo sent", "sh", log], effect="external")
     print("a call is withdrawn")
-    late = await ctx.first(ctx.call(["sleep", "60"]), ctx.sleep(0.5))
+    place = task.data["meets"]
+    long = ctx.call(["sh", "-c", 'exec 3> "$1"; exec sleep 60', "sh", place])
+    late = await ctx.first(long, ctx.local(met, place))
+    await ctx.sleep(0.01)
     read = await box.run(["cat", "a"])
     await ctx.local(len, "abc")
-    whole = (written.ok, len(long.run.stdout.kept), sent.run.text, late, read.text)
+    whole = (written.ok, len(large.run.stdout.kept), sent.run.text, late, read.text)
     assert whole == (True, 50000, "sent", None, "begun written"), whole
     return len(turn.text) + ctx.random.random()
 """
@@ -102,6 +112,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Records]:
 def small_rig(folder: Path) -> AbstractContextManager[Rig]:
     log = folder / "tools.log"
     tasks = errands.tasks(COUNT, log)
+    for number, task in enumerate(tasks):
+        place = folder / f"meets-{number}"
+        os.mkfifo(place)
+        task["data"]["meets"] = str(place)
     return rig(
         folder, program=PROGRAM, model=errands.MODEL, tasks=tasks, settings=SETTINGS, log=log
     )
