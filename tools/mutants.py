@@ -148,6 +148,19 @@ def made(site: Site) -> Mutant:
     return Mutant(site.name, key, code, diff)
 
 
+def sampled(chosen: Sequence[Site], number: int, draw: random.Random) -> list[Site]:
+    """Draw ``number`` changes, from each file its share, in a drawn order."""
+    files = {one.file: [site for site in chosen if site.file == one.file] for one in chosen}
+    shares = {file: number * len(sites) / len(chosen) for file, sites in files.items()}
+    counts = {file: int(share) for file, share in shares.items()}
+    rest = sorted(shares, key=lambda file: counts[file] - shares[file])
+    for file in rest[: number - sum(counts.values())]:
+        counts[file] += 1
+    found = [site for file, sites in files.items() for site in draw.sample(sites, counts[file])]
+    draw.shuffle(found)
+    return found
+
+
 def _tree(file: str) -> ast.Module:
     tree = ast.parse((SOURCE / file).read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -391,7 +404,7 @@ def main() -> int:
     """Choose, try, report; return 0 when the goal is met."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--group", choices=sorted(GROUPS), required=True)
-    parser.add_argument("--sample", type=int, help="how many, chosen by the seed; all by default")
+    parser.add_argument("--sample", type=int, help="how many, from each file its share")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="try those whose name holds this")
     parser.add_argument("--again", action="store_true", help="try kept survivors again")
@@ -403,7 +416,7 @@ def main() -> int:
     everything = [site for file in files for site in sites(file)]
     chosen = [site for site in everything if arguments.only in site.name]
     if arguments.sample is not None and arguments.sample < len(chosen):
-        chosen = random.Random(arguments.seed).sample(chosen, arguments.sample)  # noqa: S311 - a sample
+        chosen = sampled(chosen, arguments.sample, random.Random(arguments.seed))  # noqa: S311 - a sample
     mutants = [made(site) for site in chosen]
     if arguments.list:
         for mutant in mutants:
