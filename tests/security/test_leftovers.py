@@ -105,3 +105,19 @@ def test_boxes_of_a_living_worker_are_nobody_s_leftovers(tmp_path: Path) -> None
             assert marks.is_held(one.mark)
 
     sandbox.run(body)
+
+
+def test_the_mark_of_a_dead_worker_goes_with_the_last_of_its_boxes(tmp_path: Path) -> None:
+    dead, other = killed_worker(tmp_path / "dead"), tmp_path / "other"
+
+    async def body() -> None:
+        async with SandboxHost.open(other) as host:
+            await host.sweep()
+            assert (marks.HOSTS / dead).exists(), "its boxes are still there"
+            await leftovers.remove(host, _of(dead, host))
+            (marks.HOSTS / dead).write_text("somewhere")  # as a sweep of its own would leave it
+            await host.sweep()
+            assert not (marks.HOSTS / dead).exists()
+            assert marks.is_held(marks.mark_of(other)), "ours is in use"
+
+    sandbox.run(body)

@@ -20,7 +20,7 @@ from stoker.sandbox import cgroups, kernel, runtime
 from stoker.sandbox.egress.gate import Egress, EgressDecision
 from stoker.sandbox.ledger import BoxLedger, BoxRecord
 from stoker.sandbox.maker_client import MakerClient
-from stoker.sandbox.marks import HeldMark, mark_of
+from stoker.sandbox.marks import HeldMark, forget_dead, mark_of
 from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.uids import UidLeases, pids_of_uid
 
@@ -183,9 +183,16 @@ class SandboxHost:
         for orphan in self.ledger.orphans(self.state_directory / "work"):
             await asyncio.to_thread(remove_tree, orphan)
         await asyncio.to_thread(self.ledger.forget_dead)
+        if self.root:
+            await asyncio.to_thread(forget_dead, self._bears)
         if failed:
             raise BoxFailed(f"{len(failed)} abandoned boxes could not be removed: {failed[0]}")
         return len(abandoned)
+
+    def _bears(self, mark: str) -> bool:
+        """Whether files or control groups of boxes bear this mark, alive or not."""
+        folders = ROOT_WORK.glob(f"{mark}.*")
+        return any(folders) or bool(self.tree and self.tree.find(f"{_GROUP_PREFIX}.{mark}."))
 
     def leaked(self) -> int:
         """Return how many things of this state directory belong to no living box: 0 is right."""

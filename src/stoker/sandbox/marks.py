@@ -8,6 +8,7 @@ ends with the process however it ends.
 import contextlib
 import fcntl
 import os
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -47,6 +48,23 @@ class HeldMark:
                 self._path.unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = -1
+
+
+def forget_dead(in_use: Callable[[str], bool]) -> None:
+    """Remove the files of marks that nobody holds and, by ``in_use``, nothing bears any more."""
+    for path in HOSTS.iterdir() if HOSTS.is_dir() else ():
+        # Asked under the lock: whoever makes boxes holds it, so nothing new can come meanwhile.
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if is_file(path, lock) and not in_use(path.name):
+                    path.unlink(missing_ok=True)
+        finally:
+            os.close(lock)
 
 
 def is_held(mark: str) -> bool:

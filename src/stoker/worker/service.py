@@ -173,9 +173,11 @@ class Service:
         return SlotControl(start=start, least=least, most=most, now=self._clock.monotonic())
 
     async def _sweep(self, boxes: Boxes) -> int:
+        began = self._clock.monotonic()
         swept = await boxes.sweep()
         if swept:
-            self._log.warning("boxes_swept", boxes=swept)
+            seconds = round(self._clock.monotonic() - began, 3)
+            self._log.warning("boxes_swept", boxes=swept, seconds=seconds)
         return swept
 
     async def _connect(self) -> Ledger:
