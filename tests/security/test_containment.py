@@ -230,7 +230,7 @@ def test_a16_no_environment_or_argument_of_the_host_is_readable(
     monkeypatch.setenv("SECRET_TOKEN", SECRET.decode())
 
     def leaking(backend: Weakened) -> None:
-        backend._reports = False  # as process 1 the reporter hides the launcher's, too
+        backend._reporter = False  # as process 1 the reporter hides the launcher's, too
 
         def spoil(order: WorkOrder) -> None:
             order.environment = {b"SECRET_TOKEN": SECRET}

@@ -38,7 +38,7 @@ class BoxRecord(msgspec.Struct, frozen=True, kw_only=True):
     uid: int | None = None
     """Uid leased to it."""
     server_uid: int | None = None
-    """Uid leased to its warm server."""
+    """Uid leased to its warm server, or to its launcher."""
     group: str = ""
     """Name of its control group."""
     mounts: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ import contextlib
 import os
 import resource
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -55,6 +55,8 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     leased_uid: bool
     sized_mounts: bool
     group: bool
+    launcher_uid: bool = False
+    """A second uid, under which its launcher runs."""
 
 
 class Prepared(msgspec.Struct, kw_only=True):
@@ -66,8 +68,11 @@ class Prepared(msgspec.Struct, kw_only=True):
     passed: list[int] = []
     opened: list[int] = []
     """Closed as soon as the process exists."""
+    began: Callable[[], bool] | None = None
+    """Whether the launcher really started the program, asked after its end; ``None``: there is no
+    launcher."""
     status: int = -1
-    """Read end on which the launcher tells that the program ran, or -1."""
+    """Read end that ``began`` reads, or -1."""
     reported: int = -1
     """Read end on which the program's raw wait status is reported, or -1."""
     server: WarmServer | None = None
@@ -176,7 +181,7 @@ class LocalBox:
                 cpu_seconds=cpu_of(pid),
                 joins=prepared.server is None,
                 spared=self.server.own_pids if self.server else frozenset,
-                wrapped=prepared.status >= 0,
+                wrapped=prepared.began is not None,
                 started=lambda: _close_all(opened),
             )
             ended = await self._supervised(prepared.server or self._backend.host.maker(), work)
@@ -218,7 +223,7 @@ class LocalBox:
                 f"the server of box {self.box_id} ended while {request.argv[0]!r} ran; "
                 "the program may have run in part"
             )
-        problem = unstarted(ended, prepared.status)
+        problem = unstarted(ended, prepared.began)
         if problem is not None and not problem.program_missing:
             return problem
         if problem is not None:
@@ -286,6 +291,8 @@ class LocalBox:
 class LocalBackend(ABC):
     """A backend on this host's kernel."""
 
+    box_type = LocalBox
+
     def __init__(self, host: SandboxHost, parts: Parts) -> None:
         self.host = host
         self.parts = parts
@@ -351,7 +358,7 @@ class LocalBackend(ABC):
         try:
             record = self._leased(self._planned(record), policy)
             await asyncio.to_thread(self.host.ledger.write, record)
-            box = LocalBox(self, record, self._pinned(baseline), policy)
+            box = self.box_type(self, record, self._pinned(baseline), policy)
             self.boxes[box_id] = box
             await asyncio.to_thread(box.build)
         except BaseException as error:
@@ -376,7 +383,8 @@ class LocalBackend(ABC):
             return record
         uid = leases.lease()
         try:
-            server_uid = leases.lease() if policy.warm else None
+            second = policy.warm or self.parts.launcher_uid
+            server_uid = leases.lease() if second else None
         except BaseException:
             leases.release(uid)  # no record names it yet
             raise
@@ -451,50 +459,3 @@ def _close_all(descriptors: list[int]) -> None:
 
 
 CHANNEL_FIRST = 3
-
-
-def base_environment(python: str, *, home: str, temporary: str) -> dict[str, str]:
-    """Return the variables every program gets; nothing of the host's."""
-    return {
-        "PATH": f"{python}/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-        "HOME": home,
-        "TMPDIR": temporary,
-        "LANG": "C.UTF-8",
-        "PYTHONDONTWRITEBYTECODE": "1",
-    }
-
-
-def encoded(environment: Mapping[str, str]) -> dict[bytes, bytes]:
-    """Return variables as the kernel takes them.
-
-    Raises:
-        ToolRefused: a name or value cannot be a variable.
-    """
-    found = {}
-    for name, value in environment.items():
-        if not name or "=" in name or "\0" in name + value:
-            raise ToolRefused(f"{name!r} cannot be an environment variable; nothing was run")
-        found[os.fsencode(name)] = os.fsencode(value)
-    return found
-
-
-def encoded_argv(argv: Sequence[str]) -> list[bytes]:
-    """Return arguments as the kernel takes them.
-
-    Raises:
-        ToolRefused: one holds a NUL or cannot be encoded.
-    """
-    try:
-        found = [os.fsencode(a) for a in argv]
-    except UnicodeEncodeError as error:
-        raise ToolRefused(f"an argument cannot be encoded ({error}); nothing was run") from error
-    if any(b"\0" in a for a in found):
-        raise ToolRefused("an argument holds a NUL character; nothing was run")
-    return found
-
-
-def inside_directory(directory: str) -> str:
-    """Return a working directory relative to the workspace, refused where it leaves it."""
-    if directory.startswith("/") or ".." in directory.split("/") or "\0" in directory:
-        raise ToolRefused(f"the directory {directory!r} leaves the workspace; nothing was run")
-    return directory

@@ -10,65 +10,37 @@ Where the policy is ``warm``, ``python`` actions are forked by a server in the b
 
 import logging
 import os
-import stat
 from pathlib import Path
 
 from stoker.errors import BoxFailed, IsolationUnavailable
-from stoker.model.execution import ExecutionPolicy, Rung, Trust
+from stoker.model.execution import ExecutionPolicy, Rung
 from stoker.model.tools import RunRequest
-from stoker.sandbox import kernel, places, reporter, seccomp, warm
+from stoker.sandbox import kernel, reporter, seccomp, warm
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.canary import namespace_offer
-from stoker.sandbox.egress.gate import Gate
-from stoker.sandbox.finding import find
+from stoker.sandbox.fenced import INSIDE_ID, SYSTEM, FencedBackend
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import (
-    CHANNEL_FIRST,
-    FOLDERS,
-    LocalBackend,
-    LocalBox,
-    Parts,
-    Prepared,
-    base_environment,
-    encoded,
-    encoded_argv,
-    inside_directory,
-)
+from stoker.sandbox.local import CHANNEL_FIRST, LocalBox, Parts, Prepared
 from stoker.sandbox.making import WorkOrder
-from stoker.sandbox.mounts import MountCheck
-from stoker.sandbox.places import Place
-from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS, make_public
+from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
+from stoker.sandbox.starts import launcher_told
 from stoker.sandbox.warm import Plan, WarmServer, is_warm_form
+from stoker.sandbox.words import base_environment, encoded, encoded_argv, inside_directory
 
 _log = logging.getLogger("stoker.boxes")
-_INSIDE_ID = "1000"
-_ENV = Path("/usr/bin/env")
-"""Finds the program on the path for the reporter, which does not search."""
-_SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_MASKED = (
-    "/proc/keys", "/proc/key-users", "/proc/kallsyms", "/proc/config.gz", "/proc/kcore",
-    "/proc/timer_list", "/proc/sched_debug", "/proc/sysrq-trigger", "/proc/latency_stats",
-    "/proc/kpagecount", "/proc/kpageflags", "/proc/kpagecgroup", "/proc/vmallocinfo",
-)  # fmt: skip
 _NPROC_SHELL = 'ulimit -u "$0" 2>/dev/null || ulimit -p "$0" 2>/dev/null; exec "$@"'
 
 
-class NamespaceBackend(LocalBackend):
+class NamespaceBackend(FencedBackend):
     """Untrusted work on the host's kernel, as well fenced as this user can."""
 
     def __init__(self, host: SandboxHost, *, rung: Rung | None = None) -> None:
         super().__init__(host, _parts(host, rung))
         self.defences = Defences()
         self._offer: BoxOffer | None = None
-        self._mounts = MountCheck()
         inits = (host.runtime.scripts / reporter.INIT).exists()
         self._warms = inits and self.parts.leased_uid and self.parts.group
-        self._reports = (host.runtime.scripts / reporter.NAME).exists() and _ENV.exists()
-        self._system = [o for name in _SYSTEM for o in _system_directory(f"/{name}")]
-        if self.parts.sized_mounts:
-            for name in FOLDERS:
-                make_public(places.ROOT / name)
-        self._masks = [path for path in _MASKED if _readable_by_others(path)]
+        self._system = [o for name in SYSTEM for o in _system_directory(f"/{name}")]
 
     async def offer(self) -> BoxOffer:
         """Run the canary once; later calls return what it found."""
@@ -78,23 +50,9 @@ class NamespaceBackend(LocalBackend):
 
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse what was not agreed to or cannot be mounted."""
-        if policy.trust is not Trust.TRUSTED and not policy.accept_shared_kernel:
-            raise IsolationUnavailable(
-                "untrusted work in namespaces shares the host's kernel and that was not accepted; "
-                "set sandbox.accept_shared_kernel = true (it is recorded with the run)"
-            )
+        super().check(policy)
         if self.host.runtime.launcher is None:
             raise IsolationUnavailable(self.host.runtime.launcher_missing)
-        for mount in policy.mounts:
-            self._mounts.check(mount)
-
-    async def gate(self, box: LocalBox) -> Gate | None:
-        """Open the egress proxy for one action, where the policy names destinations."""
-        return await self.host.egress.open(box.box_id, box.policy) if box.policy.network else None
-
-    def inside_paths(self) -> tuple[str, str]:
-        """Return the fixed paths every box has."""
-        return f"{INSIDE}/bin/python", INSIDE_SCRIPTS
 
     def prepare(self, box: LocalBox, request: RunRequest, channels: int) -> Prepared:
         """Return one bubblewrap for this action."""
@@ -102,7 +60,7 @@ class NamespaceBackend(LocalBackend):
         first = CHANNEL_FIRST + channels
         options_at, filter_at, status_at = first, first + 1, first + 2
         options = [
-            *self._namespaces(_INSIDE_ID),
+            *self._namespaces(INSIDE_ID),
             *(["--unshare-pid"] if self.defences.pid_namespace else []),
             *(["--disable-userns"] if self.defences.disable_user_namespaces else []),
             *self._file_system(box, masks=self.defences.proc_masks),
@@ -111,13 +69,13 @@ class NamespaceBackend(LocalBackend):
             "--json-status-fd", str(status_at),
         ]  # fmt: skip
         argv = self._argv(box, request)
-        reports = self._reports and "=" not in request.argv[0]  # env would take it for a variable
+        reports = self.reports(request)
         if reports:
-            argv = [f"{INSIDE_SCRIPTS}/{reporter.NAME}", *self._found(box, request, argv)]
+            argv = [f"{INSIDE_SCRIPTS}/{reporter.NAME}", *self.found(box, request, argv)]
             options += ["--as-pid-1"] if self.defences.pid_namespace else []
         if self.defences.seccomp:
             options += ["--seccomp", str(filter_at)]
-        place, mounts = self._place(box)
+        place, mounts = self.place(box, str(self.host.runtime.launcher))
         passed = {options_at: kernel.memory_file("options", b"".join(map(_terminated, options)))}
         if self.defences.seccomp:
             program = seccomp.filter_program(kernel.machine())
@@ -140,6 +98,7 @@ class NamespaceBackend(LocalBackend):
             mounts=mounts,
             passed=list(passed.values()),
             opened=[*mounts, *passed.values()],
+            began=lambda: launcher_told(status),
             status=status,
             reported=reported,
         )
@@ -157,7 +116,7 @@ class NamespaceBackend(LocalBackend):
         if server is None:
             return None
         directory = str(Path("/workspace") / inside_directory(request.directory))
-        variables = {**self._environment(box, request), "PWD": directory}  # as the launcher does
+        variables = {**self.environment(box, request), "PWD": directory}  # as the launcher does
         return Prepared(
             order=WorkOrder(
                 argv=encoded_argv(request.argv),
@@ -196,11 +155,11 @@ class NamespaceBackend(LocalBackend):
         ]  # fmt: skip
         go, go_write = os.pipe2(os.O_CLOEXEC)
         info, info_write = os.pipe2(os.O_CLOEXEC)
-        place, mounts = self._place(box)
+        place, mounts = self.place(box, str(self.host.runtime.launcher))
         python = f"{INSIDE}/bin/python"
         argv = [
             str(self.host.runtime.launcher), "--args", str(options_at), "--", python,
-            f"{INSIDE_SCRIPTS}/box_server.py", f"{INSIDE_SCRIPTS}/{reporter.INIT}", *self._masks,
+            f"{INSIDE_SCRIPTS}/box_server.py", f"{INSIDE_SCRIPTS}/{reporter.INIT}", *self.masks,
         ]  # fmt: skip
         uid, server = box.record.uid, box.record.server_uid
         return Plan(
@@ -223,27 +182,8 @@ class NamespaceBackend(LocalBackend):
             info=info,
             go=go_write,
             python=python,
-            maps=(f"0 {server} 1\n{_INSIDE_ID} {uid} 1\n",) * 2,
+            maps=(f"0 {server} 1\n{INSIDE_ID} {uid} 1\n",) * 2,
         )
-
-    def _apart(self, policy: ExecutionPolicy) -> bool:
-        """Whether its actions start where only the paths of every box are in sight."""
-        return self.parts.sized_mounts and not policy.mounts
-
-    def _place(self, box: LocalBox) -> tuple[Place | None, list[int]]:
-        if not self._apart(box.policy):
-            return None, []
-        files = self.host.runtime
-        shown = [str(p) for p in (files.launcher, files.python, files.scripts, files.etc) if p]
-        mounts = [kernel.detached_mount(mount) for mount in box.record.mounts]
-        return Place(targets=[str(places.ROOT / name) for name in FOLDERS], shown=shown), mounts
-
-    def _found(self, box: LocalBox, request: RunRequest, argv: list[str]) -> list[str]:
-        """Return the path of the program and its arguments, its name first."""
-        path = None
-        if self._apart(box.policy):
-            path = find(argv[0], self.host.runtime, box.baseline.environment, request.environment)
-        return [path, *argv] if path else [str(_ENV), "env", "--", *argv]
 
     def _argv(self, box: LocalBox, request: RunRequest) -> list[str]:
         if box.group is not None:
@@ -264,7 +204,7 @@ class NamespaceBackend(LocalBackend):
 
     def _file_system(self, box: LocalBox, *, masks: bool) -> list[str]:
         files, limits = self.host.runtime, box.policy.limits
-        folders = places.ROOT if self._apart(box.policy) else box.directory
+        folders = self.folders(box)
         options = [
             "--perms", "0755", "--dir", "/opt", "--ro-bind", str(files.etc), "/etc",
             "--ro-bind", "/usr", "/usr", *self._system,
@@ -272,7 +212,7 @@ class NamespaceBackend(LocalBackend):
             "--dev", "/dev", "--proc", "/proc",
         ]  # fmt: skip
         if masks:
-            options += [o for path in self._masks for o in ("--ro-bind", "/dev/null", path)]
+            options += [o for path in self.masks for o in ("--ro-bind", "/dev/null", path)]
             options += ["--ro-bind", "/proc/sys", "/proc/sys"]
         if self.parts.sized_mounts:
             options += ["--bind", str(folders / "tmp"), "/tmp"]  # noqa: S108 - a path inside
@@ -286,16 +226,8 @@ class NamespaceBackend(LocalBackend):
             options += [kind, mount.source, mount.target]
         return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
 
-    def _environment(self, box: LocalBox, request: RunRequest) -> dict[str, str]:
-        return {
-            **base_environment(INSIDE, home="/workspace", temporary="/tmp"),  # noqa: S108 - a path inside
-            "USER": "agent",
-            **box.baseline.environment,
-            **request.environment,
-        }
-
     def _variables(self, box: LocalBox, request: RunRequest) -> list[str]:
-        variables = self._environment(box, request)
+        variables = self.environment(box, request)
         encoded(variables)
         options = ["--clearenv"]
         for name, value in variables.items():
@@ -329,14 +261,6 @@ def _parts(host: SandboxHost, rung: Rung | None) -> Parts:
         sized_mounts=rung is Rung.ROOT,
         group=host.tree is not None and rung in (Rung.ROOT, Rung.DELEGATED),
     )
-
-
-def _readable_by_others(path: str) -> bool:
-    """Whether a file of the kernel's needs a mask: root's own are closed to a box anyway."""
-    try:
-        return bool(os.stat(path).st_mode & (stat.S_IROTH | stat.S_IWOTH))  # noqa: PTH116 - a kernel file
-    except OSError:
-        return False
 
 
 def _terminated(option: str) -> bytes:

@@ -16,12 +16,9 @@ from stoker.sandbox.local import (
     LocalBox,
     Parts,
     Prepared,
-    base_environment,
-    encoded,
-    encoded_argv,
-    inside_directory,
 )
 from stoker.sandbox.making import WorkOrder
+from stoker.sandbox.words import base_environment, encoded, encoded_argv, inside_directory
 
 
 class ProcessBackend(LocalBackend):

@@ -1,13 +1,14 @@
 """Whether a program was reached, and if not: whose fault it is, and whether to try once more.
 
-Behind a launcher nobody but the launcher knows: it reports an exit code only for a program it
-really started. A launcher that *ended by itself* without such a report started nothing; one that
-was killed may have, and nothing is claimed then.
+Behind a launcher nobody but the launcher knows: it reports (an exit code, a process id) only for a
+program it really started. A launcher that *ended by itself* without such a report started nothing;
+one that was killed may have, and nothing is claimed then.
 """
 
 import errno
 import os
 import signal
+from collections.abc import Callable
 
 import msgspec
 
@@ -38,29 +39,30 @@ class Unstarted(msgspec.Struct, frozen=True, kw_only=True):
         return f"box {box_id} could not start {program!r}: {self.text}; {ran}"
 
 
-def unstarted(ended: Ended, status: int) -> Unstarted | None:
-    """Return why the program was not reached, or ``None``; ``status`` is the launcher's or -1."""
-    launched = status >= 0
+def unstarted(ended: Ended, began: Callable[[], bool] | None) -> Unstarted | None:
+    """Return why the program was not reached, or ``None``; ``began``: see ``local.Prepared``."""
     if ended.error:
         # Behind a launcher only too long arguments are the program's; else the launcher failed.
         return Unstarted(
             text=ended.error,
-            program_missing=ended.errno in (_TOO_LONG if launched else _MISSING_PROGRAM),
+            program_missing=ended.errno in (_TOO_LONG if began else _MISSING_PROGRAM),
             passing=ended.errno in _PASSING,
         )
-    if not launched or ended.stopped or ended.result.limit is not None:
+    if began is None or ended.stopped or ended.result.limit is not None or began():
         return None
-    return _launcher_problem(status, ended.result)
+    return _launcher_problem(ended.result)
 
 
-def _launcher_problem(status: int, result: RunResult) -> Unstarted | None:
+def launcher_told(status: int) -> bool:
+    """Return whether bubblewrap told the exit code of a program, on ``status``."""
     os.set_blocking(status, False)
     try:
-        said = os.read(status, 4096)
+        return b'"exit-code"' in os.read(status, 4096)
     except BlockingIOError:
-        said = b""
-    if b'"exit-code"' in said:
-        return None
+        return False
+
+
+def _launcher_problem(result: RunResult) -> Unstarted:
     text = result.stderr.kept.decode(errors="replace").strip()
     if result.signal is not None:
         return Unstarted(text=f"its launcher was killed by signal {result.signal}", certain=False)
