@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from stoker.sandbox.alone import Boxes, BoxResult, OpenBox, box, boxes
     from stoker.training.groups import Group
     from stoker.training.run import Run, start_run
+    from stoker.worker.callrunner import TooManyRequests
 
 __version__ = "0.1.0"
 
@@ -67,6 +68,7 @@ _WHERE = {
     "StokerError": "stoker.errors",
     "Task": "stoker.model.task",
     "Tests": "stoker.model.tools",
+    "TooManyRequests": "stoker.worker.callrunner",
     "Tool": "stoker.rollout.program",
     "ToolCall": "stoker.model.generation",
     "ToolSpec": "stoker.model.generation",
@@ -111,6 +113,7 @@ __all__ = [
     "StokerError",
     "Task",
     "Tests",
+    "TooManyRequests",
     "Tool",
     "ToolCall",
     "ToolSpec",

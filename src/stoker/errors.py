@@ -199,6 +199,12 @@ class Infrastructure(StokerError):
     retryable = True
 
 
+class ServiceBusy(Infrastructure):
+    """A remote service refused an action again and again: too many requests."""
+
+    code = "service_busy"
+
+
 class LedgerUnavailable(Infrastructure):
     """The ledger cannot be reached."""
 

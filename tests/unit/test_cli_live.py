@@ -8,7 +8,7 @@ from rich.console import Console
 
 from stoker.cli import live
 from stoker.cli.live import frame, progress_line, watching
-from stoker.coordinator.view import ClassView, RunSnapshot
+from stoker.coordinator.view import ClassView, RunSnapshot, ServiceView
 from support.snapshots import LANE, SNAPSHOT
 
 
@@ -131,6 +131,18 @@ def test_slots_that_are_too_few_for_the_lane_are_shown_beside_what_it_needs() ->
     at = fast.index("14")
     assert fast[at - 1] == str(needs.slots)
     assert "needs" not in "".join(drawn(SNAPSHOT, 100))
+
+
+def test_a_service_whose_rate_was_lowered_shows_by_how_much_and_when_the_next_may_go() -> None:
+    assert not any(line.startswith("services") for line in drawn(SNAPSHOT, 120))
+    web = ServiceView(rate=7.0, rate_max=10.0, waits_seconds=4.2, lowered=2)
+    calm = ServiceView(rate=0.5, rate_max=0.5)
+    [line] = [
+        line
+        for line in drawn(changed(services={"web": web, "db": calm}), 120)
+        if line.startswith("services")
+    ]
+    assert "db: 0.5/s of 0.5/s  web: 7/s of 10/s, lowered 2 times, next in 4" in line
 
 
 def test_a_lane_that_is_held_for_a_weight_update_says_so() -> None:

@@ -71,6 +71,43 @@ def test_a25_an_error_or_an_unusable_result_is_text(tmp_path: Path, body: str, e
     assert len(answer["error"]) <= callrunner.TEXT_MAX
 
 
+@pytest.mark.parametrize(
+    ("body", "waits"),
+    [
+        ("import stoker\n    raise stoker.TooManyRequests(retry_after=2.5)", 2.5),
+        ("import stoker\n    raise stoker.TooManyRequests", 0.0),
+        ("e = Exception(); e.response = R(429, {'Retry-After': '7'}); raise e", 7.0),
+        ("e = Exception(); e.code = 429; e.headers = {'Retry-After': 'soon'}; raise e", 0.0),
+        ("e = Exception(); e.status = 429; e.retry_after = float('inf'); raise e", 0.0),
+        ("e = Exception(); e.response = R(429, {'Retry-After': LATER}); raise e", 3600.0),
+        ("e = Exception(); e.response = R(503, {'Retry-After': '7'}); raise e", None),
+        ("raise ValueError('429')", None),
+        (
+            "class Odd(Exception):\n        response = property(lambda s: 1 / 0)\n    raise Odd",
+            None,
+        ),
+    ],
+)
+def test_a_refusal_of_a_remote_service_is_known_by_its_shape(
+    tmp_path: Path, body: str, waits: float | None
+) -> None:
+    source = f"""
+import email.utils, time
+LATER = email.utils.formatdate(time.time() + 3600, usegmt=True)
+class R:
+    def __init__(self, status, headers):
+        self.status_code, self.headers = status, headers
+    def __bool__(self):
+        return False  # as a refused response of `requests` is
+def tool():
+    {body}
+"""
+    answer = ask(tmp_path, source)[0]
+    found = answer["throttled_seconds"]
+    assert answer["error"]
+    assert found == (waits if waits is None else pytest.approx(waits, abs=120 * (waits > 100)))
+
+
 def test_a_module_or_function_that_is_not_there_is_an_error_as_text(tmp_path: Path) -> None:
     assert "SyntaxError" in ask(tmp_path, "def tool(:\n")[0]["error"]
     assert "AttributeError" in ask(tmp_path, "x = 1\n")[0]["error"]

@@ -30,6 +30,7 @@ from stoker.broker.leasing import (
     TicketsRequest,
 )
 from stoker.broker.operating import OperatorRequest
+from stoker.broker.rates import ServiceRate
 from stoker.broker.reading import (
     ActionsReply,
     ActionsRequest,
@@ -43,6 +44,7 @@ from stoker.broker.reading import (
     RolloutsRequest,
     RolloutSummary,
     RunStats,
+    ServiceStats,
     StatsReply,
     StatsRequest,
     WorkerStats,
@@ -97,6 +99,8 @@ __all__ = [
     "RolloutsReply",
     "RolloutsRequest",
     "RunStats",
+    "ServiceRate",
+    "ServiceStats",
     "StartRequest",
     "StatsReply",
     "StatsRequest",
@@ -142,6 +146,10 @@ class LedgerLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Quota of each run: queued and leased; more are parked. ``None``: no quota."""
     leased_per_run_max: int | None = None
     """Quota of each run: in workers' hands at once. ``None``: no quota."""
+    services: dict[str, ServiceRate] = {}
+    """Remote services by name, and the most that all workers together ask of each."""
+    class_services: dict[str, str] = {}
+    """Worker class → the service that its actions use."""
     lease_seconds: float = 10.0
     """A worker silent for this long loses its leases."""
     grace_seconds: float = 10.0

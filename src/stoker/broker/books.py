@@ -15,6 +15,7 @@ from typing import Literal
 from stoker.broker.base import LedgerEvent, LedgerEventKind, LedgerLimits
 from stoker.broker.counts import Counts, line_of
 from stoker.broker.lineup import Lineup
+from stoker.broker.rates import Bucket
 from stoker.broker.recent import Recent
 from stoker.broker.rows import (
     ACCEPTED,
@@ -81,6 +82,10 @@ class Books(Counts):
         self.sync = False
         """The open group must survive a power cut before its replies go out."""
         self.transitions = 0
+        self.token_due: float | None = None
+        """Boot clock at which a remote service allows another lease that somebody waits for."""
+        self.refusals: list[tuple[str, float, float]] = []
+        """Of this group: service, when the refused action was handed out, seconds asked for."""
         self._hands: dict[ActionId, Row] = {}
         self._group = self._recent.rows
         """What this group has touched, and what was used last before it."""
@@ -130,6 +135,20 @@ class Books(Counts):
         self.counter += 1
         assert self.counter < 1 << COUNTER_BITS, "this epoch's ids are used up"
         return self.meta.epoch << COUNTER_BITS | self.counter
+
+    # --- remote services
+
+    def bucket(self, service: str) -> Bucket | None:
+        """Return a service's bucket to decide by; ``None``: it was never used."""
+        return self.meta.buckets.get(service)
+
+    def put_bucket(self, service: str, bucket: Bucket) -> None:
+        """Change a service's bucket."""
+        self.meta.buckets = {**self.meta.buckets, service: bucket}
+
+    def buckets(self) -> dict[str, Bucket]:
+        """Return every bucket there is, to look at."""
+        return self.meta.buckets
 
     # --- rows
 

@@ -12,12 +12,12 @@ lost while alone spends its attempt, as does the only action that ran on a lost 
 
 from msgspec.structs import replace
 
-from stoker.broker.base import LedgerEventKind
-from stoker.broker.core import cause, ended_by_ledger, reclaimed, requeued, settle
+from stoker.broker.base import CompleteDisposition, LedgerEventKind
+from stoker.broker.core import cause, complete, ended_by_ledger, reclaimed, requeued, settle
 from stoker.broker.rows import Decision, Note, Row, terminal_note
-from stoker.errors import DeadLetter, EffectAmbiguous, EnvironmentLost
+from stoker.errors import DeadLetter, EffectAmbiguous, EnvironmentLost, ServiceBusy
 from stoker.model.action import ActionState, Effect
-from stoker.model.completion import CompletionStatus, EnvironmentState
+from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 
 
 def lose(row: Row, what: str, *, crowd: bool = False, worker_gone: bool = True) -> Decision:
@@ -39,6 +39,32 @@ def lose(row: Row, what: str, *, crowd: bool = False, worker_gone: bool = True) 
     if crowd and not row.alone:
         return _back(replace(noted, suspect=True, attempts=row.attempts - 1))
     return _back(noted)
+
+
+def turned_away(row: Row, result: Completion, service: str) -> tuple[CompleteDisposition, Decision]:
+    """Decide about an action whose remote service said "too many requests": nothing was done.
+
+    It goes back into the queue, its attempt unspent, as long as it may be handed out again. An
+    external action does not: its tool may have done something before that request. Neither is an
+    observation, since the service's state is no answer to what the program did. A refusal under an
+    old fence changes nothing.
+    """
+    if not row.fence or row.fence != result.fence:
+        known = result.fence in (*row.lost_fences, row.settled_fence)
+        ended = CompleteDisposition.ALREADY if known else CompleteDisposition.STALE
+        return ended, Decision(row)
+    what = f"the service {service} said: too many requests"
+    noted = replace(row, causes=(*row.causes, cause(row, what)), attempts=max(0, row.attempts - 1))
+    if row.action.effect is not Effect.EXTERNAL and deliverable(row):
+        return CompleteDisposition.OK, _back(noted)
+    fault = ServiceBusy(
+        f"the service {service} refused action {row.action_id} ({row.action.tool}) with too many "
+        f"requests, after {row.deliveries} deliveries; it was not carried out; lower "
+        f"services.{service}.rate, or let it wait for longer",
+        action_id=row.action_id,
+    ).record()
+    kept = replace(result, status=CompletionStatus.ERROR, observation=None, fault=fault)
+    return complete(row, kept)
 
 
 def deliverable(row: Row) -> bool:

@@ -8,6 +8,9 @@ Suspects (I5): a suspect goes alone to a worker with empty hands, and nothing el
 it runs. One that has waited a lease's time makes one worker of its class drain for it, so that a
 busy fleet cannot starve it.
 
+A class that uses a remote service gets no more leases than the service's bucket has tokens
+(``throttling``), suspects and tickets included.
+
 Many runs share a ledger: free slots and places in the queue go to the run that has the fewest of
 that worker class, so that a run with ten thousand queued actions does not starve another.
 """
@@ -22,12 +25,11 @@ from stoker.broker.books import Books, WorkerRecord
 from stoker.broker.core import leased, unparked
 from stoker.broker.counts import ANY, Line
 from stoker.broker.rows import ACCEPTED, Decision, ParkedOn, Queue, Row
+from stoker.broker.throttling import UNBOUNDED, take_token, tokens
 from stoker.model.ids import Fence, RunId
 from stoker.seams.clock import Instant
 
 _NOT_PARKED = ParkedOn.NOTHING
-UNBOUNDED = 1 << 40
-"""More than anybody asks for: no quota."""
 
 
 class Claim(NamedTuple):
@@ -108,7 +110,10 @@ def hand_out(books: Books, worker: WorkerRecord, slots: dict[str, int], now: Ins
     wanted = {
         cls: n
         for cls, n in slots.items()
-        if n > 0 and cls not in by_ticket and _queued_for(books, worker, cls)
+        if n > 0
+        and cls not in by_ticket
+        and _queued_for(books, worker, cls)
+        and tokens(books, cls, now) > 0
     }
     if not wanted:
         return []
@@ -118,10 +123,12 @@ def hand_out(books: Books, worker: WorkerRecord, slots: dict[str, int], now: Ins
             return [_give(books, worker, suspect, alone=True, now=now)]
         if _drains(books, worker, suspect, now):
             return []
-    chosen: list[Row] = []
+    given: list[Row] = []
     for cls, count in wanted.items():
-        chosen += _heads(books, worker, cls, min(count, free - len(chosen)))
-    return [_give(books, worker, row, alone=False, now=now) for row in chosen]
+        most = min(count, free - len(given), tokens(books, cls, now))
+        heads = _heads(books, worker, cls, most)
+        given += [_give(books, worker, row, alone=False, now=now) for row in heads]
+    return given
 
 
 def hand_out_tickets(
@@ -140,6 +147,8 @@ def hand_out_tickets(
         if _lease_quota(books, row.action.run_id) <= 0:
             continue
         if (alone and books.in_hands(worker)) or books.runs_alone(worker):
+            continue
+        if tokens(books, row.action.worker_class, now) <= 0:
             continue
         given.append(_give(books, worker, row, alone=alone, now=now))
     return given
@@ -246,5 +255,6 @@ def _give(books: Books, worker: WorkerRecord, row: Row, *, alone: bool, now: Ins
     given = leased(row, worker=worker.enlisted.worker_id, fence=fence, alone=alone, now=now)
     books.apply(row, Decision(given))
     books.hand(given, now.boot)
+    take_token(books, row.action.worker_class, now)
     books.meta.deliveries += 1
     return given

@@ -112,6 +112,19 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     """Over a cap or its own quota."""
 
 
+class ServiceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """One remote service, now."""
+
+    rate: float
+    """Actions a second that are handed out at most, now."""
+    rate_max: float
+    """As configured."""
+    waits_seconds: float = 0.0
+    """Until the next may be handed out."""
+    lowered: int = 0
+    """How often refusals have lowered the rate."""
+
+
 class WorkerStats(msgspec.Struct, frozen=True, kw_only=True):
     """One live worker incarnation."""
 
@@ -139,6 +152,7 @@ class StatsReply(msgspec.Struct, frozen=True, kw_only=True, tag="stats_reply"):
     transitions_total: int = 0
     syncs_total: int = 0
     runs: dict[RunId, RunStats] = {}
+    services: dict[str, ServiceStats] = {}
 
 
 class CapabilitiesRequest(msgspec.Struct, frozen=True, kw_only=True, tag="capabilities"):

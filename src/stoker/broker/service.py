@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from stoker.broker import coordinator_verbs, expiry, queueing, views, worker_verbs
+from stoker.broker import coordinator_verbs, expiry, queueing, throttling, views, worker_verbs
 from stoker.broker.base import (
     ActionsReply,
     ActionsRequest,
@@ -66,6 +66,7 @@ from stoker.broker.operating import (
     OperatorReply,
     SettleDead,
 )
+from stoker.broker.rates import reopened
 from stoker.broker.store import Meta, Store
 from stoker.errors import LedgerRefused
 from stoker.model.ids import Fence
@@ -146,6 +147,7 @@ class LedgerService:
         meta = found or Meta(lineage=lineage)
         if found is not None and found.boot_id != boot_id:
             self._store.rebase(now)
+            meta.buckets = {name: reopened(b, now.boot) for name, b in meta.buckets.items()}
         if found is not None:
             self._store.defer(now.boot + self.limits.lease_seconds)
             self._grace_until = now.boot + self.limits.grace_seconds
@@ -221,6 +223,7 @@ class LedgerService:
         """Let time pass and parked actions in; after the group's requests, before its polls."""
         self._expiry.tick(now)
         queueing.unpark(self._books)
+        throttling.pass_time(self._books, now)
 
     def commit(self) -> None:
         """Make the group durable as its requests demand; then its replies may go out.
@@ -269,7 +272,8 @@ class LedgerService:
 
     def next_wake(self) -> float | None:
         """Return the boot time of the next thing that happens by itself, if any."""
-        return self._expiry.next_wake()
+        times = (self._expiry.next_wake(), self._books.token_due)
+        return min((at for at in times if at is not None), default=None)
 
     def forgive(self, now: Instant) -> None:
         """Give every lease a fresh length: the ledger itself was stopped, not its workers."""

@@ -12,6 +12,7 @@ import msgspec
 
 from stoker.broker.base import LedgerEvent, LedgerEventKind, WorkerStats
 from stoker.broker.operating import AuditEntry
+from stoker.broker.rates import Bucket
 from stoker.broker.rows import ParkedOn, Queue, Row
 from stoker.model.action import ActionState
 from stoker.model.completion import Completion
@@ -34,6 +35,8 @@ class Meta(msgspec.Struct, kw_only=True):
     late: int = 0
     dead: int = 0
     completions: dict[str, int] = {}
+    buckets: dict[str, Bucket] = {}
+    """Remote service → where its rate stands; elsewhere where gateways share a ledger."""
     copied: bool = False
     """This file is a copy of another ledger and was not opened since: see ``restore``."""
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from heapq import merge
 
+from stoker.broker import rates
 from stoker.broker.base import (
     ActionsReply,
     ActionsRequest,
@@ -15,6 +16,7 @@ from stoker.broker.base import (
     RolloutsRequest,
     RolloutSummary,
     RunStats,
+    ServiceStats,
     StatsReply,
     Ticket,
     TicketsReply,
@@ -174,7 +176,22 @@ def stats(books: Books, now: Instant) -> StatsReply:
         transitions_total=books.transitions,
         syncs_total=store.syncs,
         runs=_runs(books),
+        services=_services(books, now.boot),
     )
+
+
+def _services(books: Books, now: float) -> dict[str, ServiceStats]:
+    known = books.buckets()
+    found = {}
+    for name, limit in sorted(books.limits.services.items()):
+        bucket = rates.moved(known.get(name) or rates.full(limit, now), limit, now)
+        found[name] = ServiceStats(
+            rate=bucket.rate,
+            rate_max=limit.rate,
+            waits_seconds=max(0.0, rates.due(bucket, limit, now) - now),
+            lowered=bucket.lowered,
+        )
+    return found
 
 
 def _runs(books: Books) -> dict[RunId, RunStats]:

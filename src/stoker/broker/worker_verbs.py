@@ -23,10 +23,11 @@ from stoker.broker.books import Books, WorkerRecord
 from stoker.broker.coordinator_verbs import check_value, is_external
 from stoker.broker.core import complete, release, start
 from stoker.broker.expiry import Expiry, verdicts
-from stoker.broker.loss import deliverable, lose
+from stoker.broker.loss import deliverable, lose, turned_away
 from stoker.broker.queueing import hand_out, hand_out_tickets
 from stoker.broker.rows import LEASED, STARTED, Row
 from stoker.broker.store import Enlisted
+from stoker.broker.throttling import refusing
 from stoker.errors import LedgerRefused
 from stoker.seams.clock import Instant
 
@@ -150,7 +151,11 @@ def complete_work(
         if row is None:
             found.append(CompleteDisposition.STALE)
             continue
-        disposition, decision = complete(row, result)
+        service = refusing(books, row, result)
+        if service is None:
+            disposition, decision = complete(row, result)
+        else:
+            disposition, decision = turned_away(row, result, service)
         rows[result.action_id] = books.apply(row, decision)
         found.append(disposition)
     books.sync = True

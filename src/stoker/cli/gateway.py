@@ -78,7 +78,7 @@ def _settings(config: list[Path] | None, sets: list[str] | None) -> "OwnerSettin
 
     settings = load_settings(config or [], process_environment(), sets or []).settings
     return OwnerSettings(
-        limits=limits_of(settings.ledger, settings.workers),
+        limits=limits_of(settings.ledger, settings.workers, settings.services),
         durability=Durability(settings.ledger.durability),
         idle_exit_seconds=settings.ledger.idle_exit,
         database=database_of(settings.ledger),

@@ -13,7 +13,7 @@ from stoker.broker.base import (
 from stoker.broker.client import LedgerClient, connect
 from stoker.broker.limits import limits_of
 from stoker.broker.network import remote_of
-from stoker.config.tree import LedgerSettings, WorkerSettings
+from stoker.config.tree import LedgerSettings, ServiceSettings, WorkerSettings
 from stoker.coordinator.record import RunDirectory
 from stoker.model.events import JournalEvent, decode_event
 from stoker.model.ids import RolloutId, RunId
@@ -31,11 +31,15 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[LedgerClient]:
     """
     settings = LedgerSettings.model_validate(run.record.settings.get("ledger", {}))
     workers = WorkerSettings.model_validate(run.record.settings.get("workers", {}))
+    services = {
+        name: ServiceSettings.model_validate(one)
+        for name, one in run.record.settings.get("services", {}).items()
+    }
     # An owner started here serves whoever comes next, so it gets what the run was made with.
     ledger = await connect(
         directory=run.ledger,
         role="cli",
-        limits=limits_of(settings, workers),
+        limits=limits_of(settings, workers, services),
         durability=Durability(settings.durability),
         idle_exit_seconds=_IDLE_EXIT_SECONDS,
         elsewhere=remote_of(settings),

@@ -17,7 +17,7 @@ from rich.text import Text
 from stoker.cli.output import counted, duration, percent, table
 from stoker.cli.text import clean, shorten
 from stoker.coordinator.request import Observer
-from stoker.coordinator.view import CapsView, LaneView, RunSnapshot
+from stoker.coordinator.view import CapsView, LaneView, RunSnapshot, ServiceView
 from stoker.model.outcome import OutcomeKind
 
 REFRESH_SECONDS = 0.25
@@ -26,6 +26,7 @@ _JOIN_SECONDS = 2.0
 _RECENT_MAX = 5
 _BAR_MAX = 48
 _FINE_BELOW = 0.1
+_WAITS_SHOWN = 1.0
 _STYLES = {
     OutcomeKind.COMPLETED: "green",
     OutcomeKind.TRUNCATED: "yellow",
@@ -105,6 +106,8 @@ def frame(snapshot: RunSnapshot, width: int) -> RenderableType:
     ]
     if snapshot.caps is not None:
         parts.append(_line("ledger", _caps(snapshot.caps)))
+    if snapshot.services:
+        parts.append(_line("services", _services(snapshot.services)))
     if snapshot.held:
         parts.append(_line("held", Text(clean(snapshot.held), "yellow")))
     if snapshot.stragglers is not None:
@@ -250,6 +253,20 @@ def _caps(caps: CapsView) -> Text:
         text.append(f", {caps.parked} parked over a cap", "yellow")
     if caps.other_runs:
         text.append(f", shared with {counted(caps.other_runs, 'other run')}", "dim")
+    return text
+
+
+def _services(services: dict[str, ServiceView]) -> Text:
+    """Return what remote services are asked for; a rate that was lowered is marked."""
+    text = Text()
+    for name, one in sorted(services.items()):
+        text.append(f"  {clean(name)}: " if text.plain else f"{clean(name)}: ", "dim")
+        full = one.rate >= one.rate_max
+        text.append(f"{one.rate:.3g}/s of {one.rate_max:.3g}/s", "" if full else "yellow")
+        if one.lowered:
+            text.append(f", lowered {counted(one.lowered, 'time')}")
+        if one.waits_seconds >= _WAITS_SHOWN:
+            text.append(f", next in {duration(one.waits_seconds)}")
     return text
 
 

@@ -161,6 +161,15 @@ class CredentialSettings(Section):
     """Absolute path on each worker's host; its one line is the value."""
 
 
+class ServiceSettings(Section):
+    """A remote service that actions use; workers that share a ledger share its rate."""
+
+    rate: Annotated[float, Field(gt=0, le=1_000_000)]
+    """Actions a second that may be handed out; a "too many requests" lowers it for a while."""
+    burst: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Actions at once after a pause; unset: those of one second, at least 1."""
+
+
 class WorkerClassSettings(Section):
     """One kind of slot: its concurrency, deadlines, limits and isolation."""
 
@@ -181,6 +190,9 @@ class WorkerClassSettings(Section):
     """Acceptance to terminal state, queueing included, where the program names none."""
     attempts: Annotated[int, Field(ge=1, le=100)] = 3
     """Executions at most, where the effect allows another."""
+    service: str | None = None
+    """The remote service its actions use, one of ``services``: no more of them are handed out than
+    its rate allows. Unset: none that needs sparing."""
     by_ticket: bool = False
     """A queue of your own hands its actions out (``stoker.tickets``); the run's workers leave them
     alone. For stateless tools: an environment belongs to one worker, its actions cannot travel."""
@@ -430,6 +442,8 @@ class Settings(Section):
     run: RunSettings = RunSettings()
     ledger: LedgerSettings = LedgerSettings()
     workers: WorkerSettings = WorkerSettings()
+    services: dict[str, ServiceSettings] = {}
+    """Remote services by name, which worker classes refer to."""
     sandbox: SandboxSettings = SandboxSettings()
     program: ProgramSettings = ProgramSettings()
     admission: AdmissionSettings = AdmissionSettings()
@@ -438,3 +452,13 @@ class Settings(Section):
     training: TrainingSettings = TrainingSettings()
     storage: StorageSettings = StorageSettings()
     observe: ObserveSettings = ObserveSettings()
+
+    @model_validator(mode="after")
+    def _services_exist(self) -> Self:
+        for name, one in self.workers.classes.items():
+            if one.service is not None and one.service not in self.services:
+                raise ValueError(
+                    f"workers.classes.{name}.service is {one.service!r}, which is none of "
+                    f"{sorted(self.services)}; give it a rate: services.{one.service}.rate"
+                )
+        return self

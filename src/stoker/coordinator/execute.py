@@ -12,7 +12,7 @@ import msgspec
 
 from stoker.broker.base import Attach, Durability, Ledger, StatsReply
 from stoker.broker.client import connect
-from stoker.broker.limits import database_of, limits_of
+from stoker.broker.limits import database_of, limits_of, refuse_other
 from stoker.broker.network import remote_of
 from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
@@ -54,7 +54,7 @@ from stoker.coordinator.storage import StorageWatch, require_room
 from stoker.coordinator.trainer import Serving, TrainerSeat
 from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.workers import LocalWorkers
-from stoker.errors import BadInput, ConfigInvalid, RunChanged, RunOwned, StokerError
+from stoker.errors import BadInput, RunChanged, RunOwned, StokerError
 from stoker.inference.base import Model, Pausing
 from stoker.inference.open import open_model, start_model
 from stoker.journal.artifacts import ArtifactStore
@@ -245,23 +245,19 @@ class _Execution:
 
     async def _ledger(self, run: RunDirectory) -> Ledger:
         settings = self._settings.ledger
+        limits = limits_of(settings, self._settings.workers, self._settings.services)
+        durability = Durability(settings.durability)
         ledger = await connect(
             run.ledger,
             role="coordinator",
-            limits=limits_of(settings, self._settings.workers),
-            durability=Durability(settings.durability),
+            limits=limits,
+            durability=durability,
             idle_exit_seconds=settings.idle_exit,
             elsewhere=remote_of(settings) or database_of(settings),
         )
         self._stack.push_async_callback(self._end_owner, run.ledger)
         self._stack.push_async_callback(ledger.close)
-        offered = (await ledger.capabilities()).durability
-        asked = Durability(settings.durability)
-        if not offered.keeps(asked):
-            raise ConfigInvalid(
-                f"the ledger in {run.ledger} is {offered} and the configuration asks for "
-                f"{settings.durability}; nothing was started; change one of the two"
-            )
+        refuse_other(await ledger.capabilities(), limits, durability, run.ledger)
         return ledger
 
     async def _assemble(

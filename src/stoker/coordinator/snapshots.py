@@ -13,7 +13,7 @@ from stoker.coordinator.lane_figures import LaneFigures
 from stoker.coordinator.record import RunDirectory, write_atomically
 from stoker.coordinator.sharing import Part
 from stoker.coordinator.sizing import slots_needed
-from stoker.coordinator.view import CapsView, ClassView, LaneView, RunSnapshot
+from stoker.coordinator.view import CapsView, ClassView, LaneView, RunSnapshot, ServiceView
 from stoker.coordinator.workers import LocalWorkers, WorkerSeen
 from stoker.observe.log import RolloutLine
 
@@ -100,6 +100,7 @@ class Snapshots:
             isolation=_isolation(seen),
             accept_shared_kernel=self._shared,
             caps=self._caps(),
+            services=self._services(),
             held=self._held or self._coordinator.keeper.held,
             stragglers=msgspec.structs.replace(bias) if bias.cut else None,
             recent=tuple(self._recent),
@@ -128,6 +129,10 @@ class Snapshots:
             parked=mine.parked,
             other_runs=len(stats.runs.keys() - {self._parts.plan.run_id}),
         )
+
+    def _services(self) -> dict[str, ServiceView]:
+        known = self._stats.services if self._stats else {}
+        return {name: ServiceView(**msgspec.structs.asdict(one)) for name, one in known.items()}
 
     def _classes(self, seen: tuple[WorkerSeen, ...], lane: LaneFigures) -> dict[str, ClassView]:
         figures = self._parts.figures

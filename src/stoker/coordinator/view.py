@@ -75,6 +75,18 @@ class CapsView(msgspec.Struct, frozen=True, kw_only=True):
     """Runs with unfinished actions on the same ledger."""
 
 
+class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One remote service, as all workers of the ledger share it."""
+
+    rate: float
+    """Actions a second that may be handed out now."""
+    rate_max: float
+    waits_seconds: float = 0.0
+    """Until the next may be handed out."""
+    lowered: int = 0
+    """How often its "too many requests" has lowered the rate."""
+
+
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A run, now."""
 
@@ -109,6 +121,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     accept_shared_kernel: bool
     caps: CapsView | None = None
     """``None``: the ledger has not answered yet."""
+    services: dict[str, ServiceView] = {}
+    """Remote services whose rate is limited."""
     held: str = ""
     """Why nothing new is admitted, where a budget says so."""
     stragglers: LengthBias | None = None

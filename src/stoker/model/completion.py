@@ -82,6 +82,9 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     """Canonical msgpack of the tool's result record (``stoker.model.tools``)."""
     fault: FaultRecord | None = None
     external_effect_possible: bool = False
+    throttled_seconds: float | None = None
+    """A remote service refused it, too many requests: the seconds it asked to wait, 0 where it
+    named none. The ledger then decides what becomes of the action."""
     environment: EnvironmentState = EnvironmentState.NONE
     timings: Timings = Timings()
     usage: Usage = Usage()

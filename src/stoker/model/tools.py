@@ -151,6 +151,9 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
     """The exception the function raised, as text: an observation of the program."""
     run: RunResult | None = None
     """The process that ran it."""
+    throttled_seconds: float | None = None
+    """The function said that a remote service refused it, too many requests: the seconds that the
+    service asked to wait, 0 where it named none."""
 
 
 class Tests(msgspec.Struct, frozen=True, kw_only=True):

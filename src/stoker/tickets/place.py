@@ -45,7 +45,7 @@ async def open_ledger(run_directory: Path) -> AsyncIterator[Ledger]:
     ledger = await connect(
         run_directory / "ledger",
         role="tickets",
-        limits=limits_of(settings.ledger, settings.workers),
+        limits=limits_of(settings.ledger, settings.workers, settings.services),
         durability=Durability(settings.ledger.durability),
         idle_exit_seconds=settings.ledger.idle_exit,
         elsewhere=remote_of(settings.ledger),

@@ -32,6 +32,8 @@ class Done:
     """The tool's result record; encoded as the observation."""
     environment: EnvironmentState = EnvironmentState.NONE
     usage: Usage = field(default_factory=Usage)
+    throttled_seconds: float | None = None
+    """A remote service refused it: see ``Completion``."""
 
 
 @dataclass(slots=True)
@@ -85,6 +87,7 @@ class Attempt:
             observation=observation,
             fault=fault,
             external_effect_possible=external,
+            throttled_seconds=done.throttled_seconds,
             environment=done.environment,
             timings=Timings(
                 queue_seconds=self.queue_seconds,

@@ -11,8 +11,10 @@ when more is asked of it: the real one costs ten times what an interpreter costs
 
 import importlib.util
 import json
+import math
 import os
 import sys
+import time
 from types import ModuleType
 
 TYPE_CHECKING = False
@@ -21,10 +23,25 @@ if TYPE_CHECKING:
 
 BYTES_MAX = 16 * 1024 * 1024
 """Largest result written; a larger one is an error of the tool."""
+REFUSED = 429
+"""HTTP status of "too many requests"."""
 TEXT_MAX = 4000
 """Longest error text."""
 EAGER = frozenset({"StokerError", "Infrastructure", "Cancelled"})
 """Names of classes that stand in ``except`` clauses, where a stand-in will not do."""
+
+
+class TooManyRequests(Exception):
+    """A tool says: the remote service it uses refused it for now, and nothing was done.
+
+    ``retry_after``: seconds the service asked to wait; 0 where it named none.
+    """
+
+    status_code = 429
+
+    def __init__(self, message: str = "", retry_after: float = 0.0) -> None:
+        super().__init__(message or "the service said: too many requests")
+        self.retry_after = retry_after
 
 
 class SiteWhenNeeded:
@@ -92,6 +109,7 @@ def stand_in() -> ModuleType:
     module = ModuleType("stoker")
     module.tool = decorator  # type: ignore[attr-defined]
     module.rollout = decorator  # type: ignore[attr-defined]
+    module.TooManyRequests = TooManyRequests  # type: ignore[attr-defined]
 
     def missing(name: str) -> object:
         if name in EAGER or name.startswith("_") or sys.modules["stoker"] is not module:
@@ -133,6 +151,49 @@ def where(error: BaseException, path: str) -> str:
     return f" (at {os.path.basename(path)}:{line})" if line else ""  # noqa: PTH119 - see above
 
 
+def refusal(error: BaseException) -> "float | None":
+    """Return the seconds a service asked to wait if ``error`` is its "too many requests".
+
+    Known by shape, since every HTTP client has a class of its own: a status of 429 on the exception
+    or its response, and a ``Retry-After`` of seconds or a date in the headers there.
+    """
+    response = getattr(error, "response", None)
+    sides = [error] if response is None else [error, response]
+    names = ("status_code", "status", "code")
+    if all(getattr(side, name, None) != REFUSED for side in sides for name in names):
+        return None
+    for side in sides:
+        waits = getattr(side, "retry_after", None)
+        if waits is None:
+            headers = getattr(side, "headers", None)
+            waits = headers.get("Retry-After") if headers is not None else None
+        if waits is not None:
+            return seconds(waits)
+    return 0.0
+
+
+def refused(error: BaseException) -> "float | None":
+    """Return ``refusal`` of an exception whose attributes may themselves raise."""
+    try:
+        return refusal(error)
+    except Exception:  # noqa: BLE001 - the tool's own class may do anything
+        return None
+
+
+def seconds(waits: object) -> float:
+    """Return a ``Retry-After`` in seconds: a number, or a date; 0 for anything else."""
+    try:
+        found = float(waits)  # type: ignore[arg-type]  # whatever it is
+    except (TypeError, ValueError):
+        from email.utils import parsedate_to_datetime  # noqa: PLC0415 - hardly ever needed
+
+        try:
+            found = parsedate_to_datetime(str(waits)).timestamp() - time.time()
+        except (TypeError, ValueError, OverflowError):
+            return 0.0
+    return max(0.0, found) if math.isfinite(found) else 0.0
+
+
 def call(request: dict) -> str:  # type: ignore[type-arg]  # decoded JSON
     """Return the answer to ``request``: its value, or the error as text; always JSON."""
     try:
@@ -148,7 +209,7 @@ def call(request: dict) -> str:  # type: ignore[type-arg]  # decoded JSON
         traceback.print_exc()
         place = where(error, request["module"])
         text = f"{type(error).__name__}: {error}"[: TEXT_MAX - len(place)]
-        return json.dumps({"error": text + place})
+        return json.dumps({"error": text + place, "throttled_seconds": refused(error)})
     try:
         text = json.dumps({"value": value}, allow_nan=False)
     except (TypeError, ValueError, RecursionError, MemoryError) as error:

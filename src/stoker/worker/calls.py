@@ -44,6 +44,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     value: object = None
     error: str | None = None
+    throttled_seconds: float | None = None
 
 
 def plan(
@@ -103,7 +104,9 @@ def result(request: CallRequest, run: RunResult, answer: ReadResult | None) -> C
         known = msgspec.json.decode(answer.content, type=Answer)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         return CallResult(error=f"the tool's result is not usable JSON: {error}", run=run)
-    return CallResult(value=known.value, error=known.error, run=run)
+    return CallResult(
+        value=known.value, error=known.error, run=run, throttled_seconds=known.throttled_seconds
+    )
 
 
 def _order(request: CallRequest, module: Path, paths: tuple[str, ...]) -> bytes:

@@ -185,7 +185,7 @@ class Service:
         return await connect(
             self._home.run_directory / "ledger",
             role="worker",
-            limits=limits_of(ledger, self._settings.workers),
+            limits=limits_of(ledger, self._settings.workers, self._settings.services),
             durability=Durability(ledger.durability),
             idle_exit_seconds=ledger.idle_exit,
             elsewhere=remote_of(ledger) or database_of(ledger),

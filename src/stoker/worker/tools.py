@@ -201,10 +201,12 @@ class Tools:
                 answer = await box.read_file(calls.ANSWER, bytes_max=CALL_RESULT_BYTES_MAX)
         finally:
             self._boxes.discard(box)
+        result = calls.result(request, ran.result, answer)
         return Done(
             status=_status(ran.result),
-            result=calls.result(request, ran.result, answer),
+            result=result,
             usage=ran.usage,
+            throttled_seconds=result.throttled_seconds,
         )
 
     def _policy(self, attempt: Attempt) -> ExecutionPolicy:

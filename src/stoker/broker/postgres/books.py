@@ -17,6 +17,7 @@ from stoker.broker.postgres.arrays import Blobs, Floats, Ints, Texts, columns
 from stoker.broker.postgres.needs import Needs, demand
 from stoker.broker.postgres.session import Result
 from stoker.broker.postgres.store import PostgresStore, as_enlisted, as_head
+from stoker.broker.rates import Bucket
 from stoker.broker.rows import ParkedOn, Queue, Row
 from stoker.broker.store import Enlisted, Head, Meta, Told
 from stoker.broker.store_sqlite_rows import STATE_NUMBERS, STATES, encode
@@ -33,6 +34,7 @@ _SPARE_IDS = 8
 """Drawn with a group's locks beside its submits' places: new rollouts need one each."""
 
 _decode_missing = msgspec.msgpack.Decoder(dict[ActionId, float]).decode
+_decode_bucket = msgspec.msgpack.Decoder(Bucket).decode
 Key = tuple[str, RunId, int, str, bool, bool]
 GAUGES = {4: "results", 6: "alone", 7: "reclaims"}
 """Counters of the ledger as a whole, under numbers that no waiting or held action's state has."""
@@ -83,8 +85,33 @@ class GroupBooks(Books):
         self._changes: Counter[Key] = Counter()
         self._gauges_before: list[int] = []
         self._demand: dict[str, int] = {}
+        self._buckets_locked = False
+        self._buckets_changed: set[str] = set()
         self._totals_before: dict[str, int] = {}
         super().__init__(store, limits, meta, now)
+
+    def bucket(self, service: str) -> Bucket | None:
+        """Return a service's bucket; all of them are locked at once, so that no order can clash."""
+        if not self._buckets_locked:
+            self._buckets_locked = True
+            names = _texts(self.limits.services)
+            found = self.store.all("lock_buckets", names)
+            if len(found) < len(self.limits.services):
+                self.store.run("add_buckets", (names,))
+                found = self.store.all("lock_buckets", names)
+            self.meta.buckets = _as_buckets(found)
+        return super().bucket(service)
+
+    def put_bucket(self, service: str, bucket: Bucket) -> None:
+        """Change a service's bucket."""
+        super().put_bucket(service, bucket)
+        self._buckets_changed.add(service)
+
+    def buckets(self) -> dict[str, Bucket]:
+        """Return every bucket there is, without a lock."""
+        if not self._buckets_locked:
+            self.meta.buckets = _as_buckets(self.store.all("buckets"))
+        return self.meta.buckets
 
     def _load(self, seen: float) -> None:  # noqa: ARG002 - Books gives it
         for cls, run_id, state, parked_on, suspect, held, count in self.store.counters:
@@ -359,6 +386,8 @@ class GroupBooks(Books):
 
     def write_counters(self, *, synced: bool) -> None:
         """Add what this group changed to this gateway's counters, and workers to their rows."""
+        for service in sorted(self._buckets_changed):
+            self.store.run("put_bucket", (encode(self.meta.buckets[service]), service))
         beats = [r for r in self.workers.values() if isinstance(r, Beat) and r.stored != _beat(r)]
         changed = self._counted()
         added = [(k, n - self._totals_before.get(k, 0)) for k, n in self._totals().items()]
@@ -386,6 +415,10 @@ class GroupBooks(Books):
         self.transitions += found.get("transitions", 0)
         self._totals_before = found
         self.store.commits, self.store.syncs = found.get("commits", 0), found.get("syncs", 0)
+
+
+def _as_buckets(found: Result) -> dict[str, Bucket]:
+    return {name: _decode_bucket(state) for name, state in found if state is not None}
 
 
 def _beat(record: Beat) -> tuple[float, dict[ActionId, float], bool]:

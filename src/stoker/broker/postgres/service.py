@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from stoker.broker import queueing, views
+from stoker.broker import queueing, throttling, views
 from stoker.broker.base import (
     ActionsReply,
     ActionsRequest,
@@ -69,6 +69,8 @@ class GatewayService(LedgerService):
         self._next_tick = 0.0
         self._next_due: float | None = None
         self._seqs = (0, 0, 0)
+        self._token_due: float | None = None
+        """When a lease that waits here may have its service's token."""
         self._served: dict[RunId, int] = {}
         """A hint for fair shares, this gateway's own."""
         self._handling: GroupBooks | None = None
@@ -218,6 +220,7 @@ class GatewayService(LedgerService):
         books = GroupBooks(store, self.limits, meta, now.boot, self._slot)
         books.work_seq, books.events_seq, books.tickets_seq = self._seqs
         books.served = self._served
+        books.token_due = self._token_due
         self._begun_at = self._seqs
         return books, found
 
@@ -237,6 +240,7 @@ class GatewayService(LedgerService):
             if self._keeper:
                 self._expiry.tick(now)
         queueing.unpark(self._books)
+        throttling.pass_time(self._books, now)
 
     def _is_due(self, now: Instant) -> bool:
         return self._keeper and self._next_due is not None and self._next_due <= now.boot
@@ -257,6 +261,7 @@ class GatewayService(LedgerService):
 
         self._store.commit_after(write, sync=synced)
         self._in_office = self._keeper
+        self._token_due = books.token_due
         before, self._seqs, self._handling = self._begun_at, self._now_seqs(), None
         if self._ring is not None and self._gateways > 1 and self._seqs != before:
             self._ring()
@@ -309,7 +314,8 @@ class GatewayService(LedgerService):
     def next_wake(self) -> float | None:
         """Return when this gateway looks next, asked or not."""
         due = self._next_due if self._keeper else None
-        return self._next_tick if due is None else min(self._next_tick, due)
+        times = (self._next_tick, due, self._token_due)
+        return min(at for at in times if at is not None)
 
     def forgive(self, now: Instant) -> None:
         """Give every worker a fresh lease's time: this gateway was stopped, perhaps alone."""

@@ -1,6 +1,6 @@
 -- Every statement of a gateway, by name. Parameters are whole columns (arrays) where rows are many.
--- Locks are always taken in this order: caps, owners, workers, rollouts, actions, partitions; what
--- is not in order skips what is locked.
+-- Locks are always taken in this order: caps, owners, workers, rollouts, actions, partitions,
+-- buckets; what is not in order skips what is locked.
 
 -- name: caps
 SELECT pg_advisory_xact_lock(%s, 1);
@@ -110,6 +110,15 @@ ON CONFLICT (head) DO UPDATE SET seq = excluded.seq, finished = excluded.finishe
 INSERT INTO journal SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[]);
 -- name: entries
 SELECT event FROM journal WHERE head = %s AND seq >= %s ORDER BY seq LIMIT %s;
+
+-- name: buckets
+SELECT service, state FROM bucket;
+-- name: add_buckets
+INSERT INTO bucket SELECT s, NULL FROM unnest(%s::text[]) s ORDER BY s ON CONFLICT DO NOTHING;
+-- name: lock_buckets
+SELECT service, state FROM bucket WHERE service = ANY(%s::text[]) ORDER BY service FOR UPDATE;
+-- name: put_bucket
+UPDATE bucket SET state = %s WHERE service = %s;
 
 -- name: version
 SELECT pg_current_xact_id()::xid;
