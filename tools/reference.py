@@ -156,7 +156,8 @@ def box_api() -> Iterator[str]:
         "| --- | --- |",
     )
     calls = {"stoker.box": stoker.box, "stoker.boxes": stoker.boxes, "Boxes.box": stoker.Boxes.box}
-    for name in ("run", "write_files", "read_file", "export", "score"):
+    verbs = ("run", "write_files", "read_file", "export", "score", "checkpoint", "branch", "remove")
+    for name in verbs:
         calls[f"OpenBox.{name}"] = getattr(stoker.OpenBox, name)
     for name, call in calls.items():
         signature = re.sub(r"\b[a-z_.]+\.(?=[A-Z])", "", str(inspect.signature(call)))
@@ -167,7 +168,7 @@ def box_api() -> Iterator[str]:
         stoker.ExecutionPolicy, stoker.Limits, stoker.Mount, stoker.Destination, stoker.Credential,
         stoker.Baseline,
     )  # fmt: skip
-    for record in (*records, stoker.BoxResult):
+    for record in (*records, stoker.BoxResult, stoker.Checkpoint):
         yield from ("", f"## {record.__name__}", "", (record.__doc__ or "").partition("\n")[0], "")
         yield from ("| field | default |", "| --- | --- |")
         for field in msgspec.structs.fields(record):

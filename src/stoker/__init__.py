@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from stoker.errors import Cancelled, Infrastructure, StokerError
     from stoker.inference.callable import CallableModel
     from stoker.model.action import Effect
+    from stoker.model.checkpoint import Checkpoint
     from stoker.model.execution import (
         Baseline,
         Credential,
@@ -48,6 +49,7 @@ _WHERE = {
     "CallableModel": "stoker.inference.callable",
     "Cancelled": "stoker.errors",
     "Chat": "stoker.rollout.chat",
+    "Checkpoint": "stoker.model.checkpoint",
     "Context": "stoker.rollout.context",
     "Effect": "stoker.model.action",
     "Environment": "stoker.rollout.environment",
@@ -91,6 +93,7 @@ __all__ = [
     "CallableModel",
     "Cancelled",
     "Chat",
+    "Checkpoint",
     "Context",
     "Credential",
     "Destination",

@@ -64,10 +64,12 @@ async def chores(ctx, task):
     return len(turn.text) + ctx.random.random()
 """
 TRIED = {
-    n: tried for n, tried in faultpoints.TRIED.items() if not n.startswith(("gateway.", "trainer."))
+    n: tried
+    for n, tried in faultpoints.TRIED.items()
+    if not n.startswith(("gateway.", "trainer.", "box.state."))
 }
 """A gateway's points lie on the way of another engine (test_ledger_gateway), a trainer's in the
-process that embeds a run (test_run_trainer)."""
+process that embeds a run (test_run_trainer), those of states in test_box_states."""
 COUNT = 3
 WORKERS = ("worker.", "artifact.", "box.")
 """Points where a worker dies: an artifact of this size is a tool's output."""

@@ -159,6 +159,31 @@ def test_what_cannot_be_run_is_refused_and_the_box_goes_on(tmp_path: Path) -> No
     sandbox.run(body)
 
 
+def test_a_box_alone_is_branched_and_kept(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with stoker.boxes(tmp_path / "state") as boxes:
+            async with boxes.box(TRUSTED, files={"a": "1"}) as box:
+                one, two = await box.branch(2)
+                assert one.began is not None
+                assert (one.began.generation, one.began.parent) == (1, box.opened.baseline_digest)
+                await one.write_files({"a": "2"})
+                (three,) = await one.branch()
+                read = [(await of.read_file("a")).content for of in (box, two, three)]
+                assert read == [b"1", b"1", b"2"]
+                await one.remove()
+                with pytest.raises(BoxFailed, match="being removed"):
+                    await three.read_file("a")
+                saved = await two.checkpoint(tmp_path)
+                with pytest.raises(ToolRefused, match="a number from 1"):
+                    await box.branch(0)
+            async with boxes.box(TRUSTED, checkpoint=saved) as back:
+                assert (await back.read_file("a")).content == b"1"
+        state = tmp_path / "state"
+        assert [*(state / "boxes").iterdir(), *(state / "work").iterdir()] == []
+
+    sandbox.run(body)
+
+
 def test_cancelling_kills_the_work_and_removes_the_box(tmp_path: Path) -> None:
     async def body() -> None:
         reached = asyncio.Event()

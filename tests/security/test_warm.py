@@ -168,7 +168,7 @@ def in_warm_box(state: Path, body: Callable[[LocalBox], object], policy: object 
 @pytest.mark.parametrize("kind", SAME)
 def test_a_forked_program_is_what_a_fresh_one_is(tmp_path: Path, kind: str) -> None:
     async def body(warm: LocalBox) -> None:
-        fresh = await warm._backend.create("box_fresh", Baseline(), policy_of(Rung.ROOT))
+        fresh = await warm.backend.create("box_fresh", Baseline(), policy_of(Rung.ROOT))
         for box in (warm, fresh):
             await box.write_files(FILES)
         for argv in SAME[kind]:

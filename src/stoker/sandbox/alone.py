@@ -23,6 +23,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 
 from stoker.errors import BoxFailed, ConfigInvalid, IsolationUnavailable, ToolRefused
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, credential_problem
 from stoker.model.given import argv_of, contents_of, duration
@@ -35,7 +36,7 @@ from stoker.model.tools import (
     Tests,
     Verdict,
 )
-from stoker.sandbox.base import Box
+from stoker.sandbox.base import Box, Branch
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend
 from stoker.sandbox.runtime import make_public
@@ -45,6 +46,7 @@ from stoker.seams.entropy import fresh_id
 _ROOT_STATE = Path("/run/stoker/state")
 _TRANSFER_BYTES_MAX = 64 * 1024 * 1024
 _FILE_BYTES_MAX = 16 * 1024 * 1024
+_BRANCHES_MAX = 1000
 _PYTHON = f"python-{sys.version_info.major}.{sys.version_info.minor}"
 
 _log = logging.getLogger("stoker.boxes")
@@ -63,12 +65,17 @@ class OpenBox:
     **Cancellation:** of any call: its processes are dead when it returns; files stay.
     """
 
-    def __init__(self, box: Box, backend: LocalBackend, opened: OpenResult) -> None:
+    def __init__(
+        self, box: Box, backend: LocalBackend, opened: OpenResult, began: Branch | None = None
+    ) -> None:
         self.opened = opened
         """Which isolation, rung and baseline it got."""
+        self.began = began
+        """What it was branched off; ``None`` for a box that was made by itself."""
         self._box = box
         self._backend = backend
         self._turn = asyncio.Lock()
+        self._branches: list[OpenBox] = []
 
     @property
     def box_id(self) -> str:
@@ -146,6 +153,41 @@ class OpenBox:
         )
         return verdict
 
+    async def checkpoint(self, directory: Path | str) -> Checkpoint:
+        """Keep what it holds as one file in ``directory``, named by its content; it goes on.
+
+        ``stoker.box(policy, checkpoint=…)`` makes a box that begins there, on any host with the
+        same baseline. The file is yours to keep or remove.
+
+        Raises:
+            BranchUnavailable: this kind of box has no checkpoints.
+            ToolRefused: what it holds cannot be kept whole; nothing was written.
+            BoxFailed: it could not be written; nothing of it is left.
+        """
+        async with self._turn:
+            return await self._box.checkpoint(Path(directory))
+
+    async def branch(self, count: int = 1) -> "tuple[OpenBox, ...]":
+        """Make ``count`` boxes that begin with what it holds, each then on its own.
+
+        They are removed with this one, or before by ``remove``.
+
+        Raises:
+            BranchUnavailable, ToolRefused: as for ``checkpoint``; none was made.
+            BoxFailed: one could not be made; none is left.
+        """
+        if not isinstance(count, int) or not 1 <= count <= _BRANCHES_MAX:
+            raise ToolRefused(f"branch takes a number from 1 to {_BRANCHES_MAX}, not {count!r:.50}")
+        async with self._turn:
+            began = await self._box.branch(count)
+        made = tuple(OpenBox(one.box, self._backend, self.opened, one) for one in began)
+        self._branches += made
+        return made
+
+    async def remove(self) -> None:
+        """Remove it and its branches now; safe to repeat."""
+        await asyncio.gather(*(one.remove() for one in self._branches), self._box.destroy())
+
     def __repr__(self) -> str:
         return f"OpenBox({self.box_id}, {self.opened.isolation})"
 
@@ -165,19 +207,28 @@ class Boxes:
         *,
         baseline: Baseline | str = "python",
         files: Mapping[str, bytes | str] | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> AsyncIterator[OpenBox]:
         """Make a box under ``policy`` with ``files`` in it; on leaving, nothing of it is left.
+
+        It begins empty, or with what ``checkpoint`` holds.
 
         Raises:
             ConfigInvalid: policy or baseline cannot be used.
             IsolationUnavailable: this host cannot give the policy; nothing is weakened.
+            ArtifactDamaged: the checkpoint's file is not what it was.
             BoxFailed: making it failed; nothing of it is left.
         """
         policy = _policy(policy)
         start = _baseline(baseline)
         contents = _contents(files or {})
         backend = await self._backend(policy)
-        made = await backend.create(fresh_id("box_"), start, policy)
+        box_id = fresh_id("box_")
+        if checkpoint is None:
+            made = await backend.create(box_id, start, policy)
+        else:
+            made = await backend.restore(box_id, start, policy, checkpoint)
+        held: list[OpenBox] = []
         try:
             offer = await backend.offer()
             if contents:
@@ -187,9 +238,10 @@ class Boxes:
                 rung=offer.rung.value,
                 baseline_digest=made.baseline.digest,
             )
-            yield OpenBox(made, backend, opened)
+            held.append(OpenBox(made, backend, opened))
+            yield held[0]
         finally:
-            await _to_the_end(made.destroy())
+            await _to_the_end(held[0].remove() if held else made.destroy())
 
     async def _backend(self, policy: ExecutionPolicy) -> LocalBackend:
         """Return what gives ``policy``; what a host can give depends on three of its fields."""
@@ -238,22 +290,27 @@ async def box(
     *,
     baseline: Baseline | str = "python",
     files: Mapping[str, bytes | str] | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> AsyncIterator[OpenBox]:
     """Make one box under ``policy`` with ``files`` in it; on leaving, nothing of it is left.
 
-    Boxes open at once in one event loop share what is dear to make. What a dead process of this
-    user left is swept first.
+    It begins empty, or with what ``checkpoint`` holds. Boxes open at once in one event loop share
+    what is dear to make. What a dead process of this user left is swept first.
 
     Raises:
         ConfigInvalid: policy or baseline cannot be used.
         IsolationUnavailable: this host cannot give the policy; nothing is weakened.
+        ArtifactDamaged: the checkpoint's file is not what it was.
         BoxFailed: making it failed; nothing of it is left.
 
     **Cancellation:** its processes are killed and the box is removed before it goes on.
     """
     # Before anything is started: a refusal should cost nothing.
     policy, baseline = _policy(policy), _baseline(baseline)
-    async with _shared_boxes() as held, held.box(policy, baseline=baseline, files=files) as made:
+    async with (
+        _shared_boxes() as held,
+        held.box(policy, baseline=baseline, files=files, checkpoint=checkpoint) as made,
+    ):
         yield made
 
 

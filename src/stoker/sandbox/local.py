@@ -26,8 +26,9 @@ from stoker.model.tools import (
     Tests,
     Verdict,
 )
-from stoker.sandbox import kernel
-from stoker.sandbox.base import BoxOffer, BoxRun, Branch, not_offered
+from stoker.sandbox import branching, kernel
+from stoker.sandbox.base import BoxOffer, BoxRun, Branch
+from stoker.sandbox.branching import FOLDERS, Beginning, begin_in
 from stoker.sandbox.cgroups import Group
 from stoker.sandbox.egress.gate import Gate, with_network
 from stoker.sandbox.files import WorkspaceFiles
@@ -41,7 +42,6 @@ from stoker.sandbox.supervise import Ended, Starter, Watcher, Work, supervise
 from stoker.sandbox.warm import WarmServer
 from stoker.sandbox.watchers import at_most, cpu_of, disk_watcher, mounts_full, tree_watcher
 
-FOLDERS = ("workspace", "tmp", "shm")
 _DESCRIPTORS_MAX = 4096
 _NOT_STARTED = 127
 _AGAIN_SECONDS = 0.05
@@ -94,20 +94,25 @@ class LocalBox:
         self.policy = policy
         self.record = record
         self.directory = Path(record.directory)
+        self.began_from = baseline.digest
+        """Digest of the state it began from."""
+        self.generation = 0
+        """Branches and restorations between it and a box made from its baseline."""
+        self.interrupted = False
+        """A program was cut short here, or where it was branched off."""
         self.group: Group | None = None
         self.server: WarmServer | None = None
         """Its warm server, once there is one."""
-        self._backend = backend
+        self.backend = backend
         self._files: WorkspaceFiles | None = None
-        self._interrupted = False
         self._action: asyncio.Future[Ended] | None = None
         self._removal: asyncio.Future[None] | None = None
 
-    def build(self) -> None:
-        """Make its parts; blocking, a millisecond or so."""
+    def build(self, begins: Beginning | None) -> None:
+        """Make its parts; blocking, a millisecond or so and the copy of a state."""
         record, limits = self.record, self.policy.limits
-        if record.group and self._backend.host.tree is not None:
-            self.group = self._backend.host.tree.create(record.group, limits)
+        if record.group and self.backend.host.tree is not None:
+            self.group = self.backend.host.tree.create(record.group, limits)
         private = record.uid is None
         make_public(self.directory.parent)
         self.directory.mkdir()
@@ -120,6 +125,8 @@ class LocalBox:
                 f"size={limits.disk_bytes},nr_inodes={limits.files_max},"
                 f"uid={record.uid},gid={record.uid},mode=0700",
             )
+        if begins is not None:
+            begin_in(self, begins)
         self._files = WorkspaceFiles(str(self.directory / "workspace"), record.uid)
 
     async def run(self, request: RunRequest, *, timeout_seconds: float) -> BoxRun:
@@ -155,16 +162,16 @@ class LocalBox:
                 raise BoxFailed(f"box {self.box_id} is being removed; nothing was run")
             if not request.argv:
                 raise ToolRefused("argv is empty; nothing was run")
-            gate = await self._backend.gate(self)
+            gate = await self.backend.gate(self)
             if gate is not None:
                 at = CHANNEL_FIRST + len(channels)
-                paths = self._backend.inside_paths()
+                paths = self.backend.inside_paths()
                 request = gate.through(request, self.baseline.environment, paths, at)
                 channels = [*channels, gate.channel]
                 opened.append(gate.channel)
-            prepared = await self._backend.warm_start(self, request, len(opened))
+            prepared = await self.backend.warm_start(self, request, len(opened))
             if prepared is None:
-                prepared = self._backend.prepare(self, request, len(opened))
+                prepared = self.backend.prepare(self, request, len(opened))
             opened += prepared.opened
             limits = self.policy.limits
             if self.group is not None:
@@ -177,14 +184,14 @@ class LocalBox:
                 timeout_seconds=timeout_seconds,
                 group=self.group,
                 passed=[*prepared.mounts, *channels, *prepared.passed],
-                watchers=self._backend.watchers(self, pid),
+                watchers=self.backend.watchers(self, pid),
                 cpu_seconds=cpu_of(pid),
                 joins=prepared.server is None,
                 spared=self.server.own_pids if self.server else frozenset,
                 wrapped=prepared.began is not None,
                 started=lambda: _close_all(opened),
             )
-            ended = await self._supervised(prepared.server or self._backend.host.maker(), work)
+            ended = await self._supervised(prepared.server or self.backend.host.maker(), work)
             if prepared.server is not None:
                 prepared.server.arm()
             run = self._finished(asked, ended, prepared)
@@ -236,8 +243,8 @@ class LocalBox:
             )
         if prepared.reported >= 0 and not ended.stopped:
             result = as_reported(prepared.reported, result)
-        result = msgspec.structs.replace(result, interrupted_before=self._interrupted)
-        self._interrupted = self._interrupted or ended.stopped or result.limit is not None
+        result = msgspec.structs.replace(result, interrupted_before=self.interrupted)
+        self.interrupted = self.interrupted or ended.stopped or result.limit is not None
         return BoxRun(result=result, usage=ended.usage)
 
     async def write_files(self, files: Mapping[str, bytes]) -> None:
@@ -254,14 +261,22 @@ class LocalBox:
         return await asyncio.to_thread(self._workspace().export, paths, bytes_max=bytes_max)
 
     async def checkpoint(self, directory: Path) -> Checkpoint:
-        """Refuse: there is none yet on this backend."""
-        del directory
-        raise not_offered("checkpoints", self.record.kind)
+        """Write its state as one file named by its digest."""
+        self._at_rest()
+        return await branching.checkpoint_of(self, directory)
 
     async def branch(self, count: int) -> tuple[Branch, ...]:
-        """Refuse: there is none yet on this backend."""
-        del count
-        raise not_offered("branches", self.record.kind)
+        """Make boxes that begin in its state."""
+        self._at_rest()
+        return await branching.branches_of(self, count)
+
+    def _at_rest(self) -> None:
+        if self._action is not None and not self._action.done():
+            raise ToolRefused(
+                f"box {self.box_id} runs an action; its state is taken between actions; "
+                "nothing was done"
+            )
+        self._workspace()
 
     def _workspace(self) -> WorkspaceFiles:
         if self._files is None or self._removal is not None:
@@ -284,8 +299,8 @@ class LocalBox:
             self._files.close()
         if self.group is not None:
             self.group.close()
-        await self._backend.host.remove(self.record)
-        self._backend.boxes.pop(self.box_id, None)
+        await self.backend.host.remove(self.record)
+        self.backend.boxes.pop(self.box_id, None)
 
 
 class LocalBackend(ABC):
@@ -297,6 +312,8 @@ class LocalBackend(ABC):
         self.host = host
         self.parts = parts
         self.boxes: dict[str, LocalBox] = {}
+        self.spool = host.state_directory
+        """Where large states lie, nameless, while they are copied."""
 
     @abstractmethod
     async def offer(self) -> BoxOffer:
@@ -352,6 +369,17 @@ class LocalBackend(ABC):
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> LocalBox:
         """Make a box; see ``base.Backend``."""
+        return await self.make(box_id, baseline, policy)
+
+    async def make(
+        self,
+        box_id: str,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+        *,
+        begins: Beginning | None = None,
+    ) -> LocalBox:
+        """Make a box, empty or in the state it ``begins`` in."""
         self.check(policy)
         record = self.host.record(box_id, self.parts.rung)
         self.host.alive.add(box_id)
@@ -360,7 +388,7 @@ class LocalBackend(ABC):
             await asyncio.to_thread(self.host.ledger.write, record)
             box = self.box_type(self, record, self._pinned(baseline), policy)
             self.boxes[box_id] = box
-            await asyncio.to_thread(box.build)
+            await asyncio.to_thread(box.build, begins)
         except BaseException as error:
             await self._undo(record)
             if isinstance(error, OSError):
@@ -373,9 +401,8 @@ class LocalBackend(ABC):
     async def restore(
         self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
     ) -> LocalBox:
-        """Refuse: there is none yet on this backend."""
-        del box_id, baseline, policy, checkpoint
-        raise not_offered("restorations", self.parts.rung.value)
+        """Make a box that begins in a saved state."""
+        return await branching.restored(self, box_id, baseline, policy, checkpoint)
 
     def _leased(self, record: BoxRecord, policy: ExecutionPolicy) -> BoxRecord:
         leases = self.host.uids if self.parts.leased_uid else None

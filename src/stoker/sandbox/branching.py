@@ -1,0 +1,190 @@
+"""Checkpoints and branches of boxes on this host's kernel: what they keep between actions, copied.
+
+A copy needs no layer to outlive its box, gives every branch its own uid, and counts in full against
+the branch's own limits. It costs time with the size of the state; a state is packed once for all
+branches of one call. No process is taken along, so nothing of a box's randomness or memory is.
+"""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
+
+from stoker.errors import ArtifactDamaged, BoxFailed, ToolRefused
+from stoker.model.checkpoint import Checkpoint, StateKind
+from stoker.model.execution import Baseline, ExecutionPolicy, Limits
+from stoker.sandbox.base import Branch, not_offered
+from stoker.sandbox.states import Bounds, Packed, Unkept, pack, unpack
+from stoker.seams.entropy import fresh_id
+from stoker.seams.faultpoints import declare, reach
+
+if TYPE_CHECKING:
+    from stoker.sandbox.local import LocalBackend, LocalBox
+
+STATE_WRITTEN = declare("box.state.written", "a checkpoint of a box is a file and has no name yet")
+STATE_NAMED = declare("box.state.named", "a checkpoint has its name; nobody was told")
+
+FOLDERS = ("workspace", "tmp", "shm")
+"""What a box keeps between actions."""
+_IN_MEMORY_BYTES_MAX = 8 * 1024 * 1024
+_ENTRIES_SPARE = 1000
+"""Names above the inodes that a limit allows: other names of the same files."""
+
+T = TypeVar("T")
+
+
+class Beginning(NamedTuple):
+    """The state a box begins in."""
+
+    source: BinaryIO
+    """Read from its start."""
+    digest: str
+    generation: int
+    """Of the box it becomes."""
+    interrupted: bool = False
+    """The box it is from had been interrupted."""
+
+
+async def checkpoint_of(box: "LocalBox", directory: Path) -> Checkpoint:
+    """Write the state of ``box`` under its digest in ``directory``; see ``base.Box``."""
+    packed, file = await _whole(lambda: _written(box, directory), _unlink_written)
+    return Checkpoint(
+        digest=packed.digest,
+        parent=box.began_from,
+        generation=box.generation,
+        size_bytes=packed.size_bytes,
+        file=str(file),
+        left_out=packed.left_out,
+    )
+
+
+async def branches_of(box: "LocalBox", count: int) -> tuple[Branch, ...]:
+    """Make ``count`` boxes that begin in the state of ``box``; see ``base.Box``."""
+    made: list[Branch] = []
+    with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES_MAX, dir=str(box.backend.spool)) as spooled:
+        source = cast("BinaryIO", spooled)
+        packed = await _whole(lambda: _packed(box, source), lambda _packed: None)
+        begins = Beginning(source, packed.digest, box.generation + 1, box.interrupted)
+        try:
+            for _ in range(count):
+                child = await box.backend.make(
+                    fresh_id("box_"), box.baseline, box.policy, begins=begins
+                )
+                made.append(Branch(child, packed.digest, box.began_from, child.generation))
+        except BaseException:
+            for branch in made:
+                await asyncio.shield(branch.box.destroy())
+            raise
+    return tuple(made)
+
+
+async def restored(
+    backend: "LocalBackend",
+    box_id: str,
+    baseline: Baseline,
+    policy: ExecutionPolicy,
+    saved: Checkpoint,
+) -> "LocalBox":
+    """Make a box that begins in the state of ``saved``; see ``base.Backend``."""
+    if saved.kind is not StateKind.FILES:
+        raise not_offered(f"restoring checkpoints of {saved.kind}", "namespace and process")
+    try:
+        source = await asyncio.to_thread(Path(saved.file).open, "rb")
+    except OSError as error:
+        raise ArtifactDamaged(
+            f"the checkpoint {saved.digest} cannot be read from {saved.file!r}: {error.strerror}; "
+            "nothing was made",
+            digest=saved.digest,
+        ) from error
+    with source:
+        begins = Beginning(source, saved.digest, saved.generation + 1)
+        return await backend.make(box_id, baseline, policy, begins=begins)
+
+
+def begin_in(box: "LocalBox", begins: Beginning) -> None:
+    """Put a state into a box that was just built; blocking.
+
+    Raises:
+        ArtifactDamaged: the source is not what its digest says; the box is of no use.
+    """
+    begins.source.seek(0)
+    with _folders(box.directory) as folders:
+        unpack(begins.source, folders, box.record.uid, begins.digest)
+    box.began_from = begins.digest
+    box.generation = begins.generation
+    box.interrupted = begins.interrupted
+
+
+def _packed(box: "LocalBox", into: BinaryIO) -> Packed:
+    try:
+        with _folders(box.directory) as folders:
+            return pack(folders, into, bounds_of(box.policy.limits))
+    except Unkept as error:
+        raise ToolRefused(
+            f"the state of box {box.box_id} cannot be kept: {error}; the box goes on as it was"
+        ) from error
+    except OSError as error:
+        raise BoxFailed(
+            f"the state of box {box.box_id} could not be read or written ({error}); nothing of it "
+            "was kept"
+        ) from error
+
+
+def _written(box: "LocalBox", directory: Path) -> tuple[Packed, Path]:
+    fresh = directory / f".{fresh_id('new_')}"
+    try:
+        with fresh.open("xb") as into:
+            packed = _packed(box, into)
+        reach(STATE_WRITTEN)
+        file = directory / packed.digest
+        fresh.replace(file)
+        reach(STATE_NAMED)
+    except OSError as error:
+        raise BoxFailed(
+            f"a checkpoint of box {box.box_id} could not be written to {directory} "
+            f"({error.strerror}); nothing of it was kept"
+        ) from error
+    finally:
+        fresh.unlink(missing_ok=True)
+    return packed, file
+
+
+def bounds_of(limits: Limits) -> Bounds:
+    """Return how much the state of a box under ``limits`` can hold at most."""
+    folders = len(FOLDERS)
+    return Bounds(
+        bytes_max=folders * limits.disk_bytes,
+        entries_max=folders * limits.files_max + _ENTRIES_SPARE,
+    )
+
+
+@contextlib.contextmanager
+def _folders(directory: Path) -> Iterator[dict[bytes, int]]:
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    opened: dict[bytes, int] = {}
+    try:
+        for name in FOLDERS:
+            opened[name.encode()] = os.open(directory / name, flags)
+        yield opened
+    finally:
+        for descriptor in opened.values():
+            os.close(descriptor)
+
+
+def _unlink_written(written: tuple[Packed, Path]) -> None:
+    written[1].unlink(missing_ok=True)
+
+
+async def _whole(work: Callable[[], T], undo: Callable[[T], None]) -> T:
+    """Run ``work`` in a thread; when we are cancelled meanwhile, see its end and undo it."""
+    task = asyncio.ensure_future(asyncio.to_thread(work))
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            undo(task.result())
+        raise

@@ -1,0 +1,487 @@
+"""The files of a box as one stream, for checkpoints, branches and baselines.
+
+Packed and unpacked beneath descriptors of the box's folders, never following the box: every
+directory is opened by strict rules, every file without following links. A stream holds regular
+files (with their holes), directories, links and pipes, their modes and times; never an owner, an
+attribute, a setuid bit or a device, so nothing in it can harm whoever unpacks it. Equal trees make
+equal streams, so a stream has a content address.
+
+Layout: ``MAGIC``, then for each entry its length (4 bytes), its record, and the bytes of its
+extents. A directory stands before what is in it.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from hashlib import blake2b
+from typing import BinaryIO, Self
+
+import msgspec
+
+from stoker.errors import ArtifactDamaged
+from stoker.sandbox import kernel
+
+MAGIC = b"stoker state 1\n"
+_CHUNK_BYTES = 1024 * 1024
+_RECORD_BYTES_MAX = 64 * 1024 * 1024
+_LEFT_OUT_MAX = 20
+_LENGTH_BYTES = 4
+_KEPT_MODE = 0o777
+_OPENED_MODE = 0o700
+_OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Unkept(Exception):
+    """A state that cannot be kept whole, and why."""
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """One name in a stream."""
+
+    folder: bytes
+    """Which of the box's folders it lies in."""
+    parts: tuple[bytes, ...]
+    kind: str
+    """``file``, ``directory``, ``link``, ``same`` (another name of ``target``) or ``pipe``."""
+    mode: int
+    changed_ns: int
+    size_bytes: int = 0
+    extents: tuple[tuple[int, int], ...] = ()
+    """Offset and length of what is no hole; their bytes follow the record."""
+    target: bytes = b""
+
+
+class Packed(msgspec.Struct, frozen=True, kw_only=True):
+    """What was written."""
+
+    digest: str
+    size_bytes: int
+    left_out: tuple[str, ...]
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How much a state may hold."""
+
+    bytes_max: int
+    entries_max: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Entry).decode
+
+
+def open_beneath(root: int, parts: Sequence[bytes], flags: int) -> int:
+    """Open what ``parts`` lead to beneath the directory ``root``, through no link on the way."""
+    if _has_openat2():
+        path = b"/".join(parts) or b"."
+        return kernel.openat2(root, path, flags, resolve=kernel.RESOLVE_STRICT)
+    current = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
+    for depth, name in enumerate(parts or (b".",), start=1):
+        wanted = flags if depth >= len(parts) else os.O_PATH | os.O_DIRECTORY
+        try:
+            following = os.open(name, wanted | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
+        finally:
+            os.close(current)
+        current = following
+    return current
+
+
+@cache
+def _has_openat2() -> bool:
+    return kernel.has_openat2()
+
+
+# --- packing --------------------------------------------------------------------------------------
+
+
+def pack(folders: Mapping[bytes, int], into: BinaryIO, bounds: Bounds) -> Packed:
+    """Write what lies in ``folders`` (name → descriptor) to ``into``.
+
+    Raises:
+        Unkept: it cannot be kept whole: too much, too deep, or changed meanwhile.
+        OSError: it cannot be read, or not be written.
+    """
+    packer = _Packer(into, bounds)
+    try:
+        for name in sorted(folders):
+            packer.folder(name, folders[name])
+    finally:
+        packer.lock()
+    return packer.packed()
+
+
+_Below = tuple[tuple[bytes, ...], os.stat_result]
+"""A directory still to be packed, and what it was seen to be."""
+
+
+class _Packer:
+    def __init__(self, into: BinaryIO, bounds: Bounds) -> None:
+        self._into = into
+        self._bounds = bounds
+        self._hash = blake2b(digest_size=32)
+        self._size = 0
+        self._bytes = 0
+        self._entries = 0
+        self._left_out: list[str] = []
+        self._links: dict[tuple[int, int], bytes] = {}
+        """Files with several names, by device and inode."""
+        self._root = os.geteuid() == 0
+        self._opened: list[tuple[int, tuple[bytes, ...], int]] = []
+        """Directories whose owner had closed them, with the mode they had."""
+        self._write(MAGIC)
+
+    def packed(self) -> Packed:
+        """Return what was written."""
+        return Packed(
+            digest=self._hash.hexdigest(), size_bytes=self._size, left_out=tuple(self._left_out)
+        )
+
+    def folder(self, name: bytes, root: int) -> None:
+        """Add one folder."""
+        self._links.clear()  # a link never reaches from one folder into another
+        waiting: list[_Below] = [((), os.fstat(root))]
+        while waiting:
+            parts, status = waiting.pop()
+            if parts:
+                self._add(_entry(name, parts, "directory", status))
+            if self._closed(status):
+                self._opened.append((root, parts, _set_mode(root, parts, _OPENED_MODE)))
+            directory = _open_directory(root, parts)
+            try:
+                waiting += reversed(self._directory(name, parts, directory))
+            finally:
+                os.close(directory)
+
+    def lock(self) -> None:
+        """Give directories that were opened for a moment their modes back."""
+        while self._opened:
+            root, parts, mode = self._opened.pop()  # what is below comes before what is above
+            _set_mode(root, parts, mode)
+
+    def _closed(self, status: os.stat_result) -> bool:
+        """Whether its owner closed a directory to himself, and so to us where we are he."""
+        return not self._root and status.st_mode & _OPENED_MODE != _OPENED_MODE
+
+    def _directory(self, folder: bytes, parts: tuple[bytes, ...], directory: int) -> list["_Below"]:
+        """Add what lies in ``directory``; return the directories in it."""
+        names = sorted(os.fsencode(name) for name in os.listdir(directory))
+        below: list[_Below] = []
+        for name in names:
+            status = os.stat(name, dir_fd=directory, follow_symlinks=False)
+            inside = (*parts, name)
+            mode = status.st_mode
+            if stat.S_ISDIR(mode):
+                below.append((inside, status))
+            elif stat.S_ISREG(mode):
+                self._file(folder, inside, directory, status)
+            elif stat.S_ISLNK(mode):
+                target = os.fsencode(os.readlink(name, dir_fd=directory))
+                self._add(_entry(folder, inside, "link", status, target=target))
+            elif stat.S_ISFIFO(mode):
+                self._add(_entry(folder, inside, "pipe", status))
+            elif len(self._left_out) < _LEFT_OUT_MAX:
+                kind = "socket" if stat.S_ISSOCK(mode) else "device"
+                shown = b"/".join((folder, *inside)).decode(errors="backslashreplace")
+                self._left_out.append(f"{shown}: a {kind}")
+        return below
+
+    def _file(
+        self, folder: bytes, parts: tuple[bytes, ...], directory: int, status: os.stat_result
+    ) -> None:
+        if status.st_nlink > 1:
+            key = (status.st_dev, status.st_ino)
+            known = self._links.setdefault(key, b"/".join(parts))
+            if known != b"/".join(parts):
+                self._add(_entry(folder, parts, "same", status, target=known))
+                return
+        with _readable(parts[-1], directory) as file:
+            status = os.fstat(file)
+            if not stat.S_ISREG(status.st_mode):
+                raise Unkept("a file changed its kind while it was read")
+            extents = tuple(_extents(file, status))
+            entry = _entry(folder, parts, "file", status, extents=extents)
+            self._bytes += sum(length for _, length in extents)
+            if self._bytes > self._bounds.bytes_max:
+                raise Unkept(f"it holds more than {self._bounds.bytes_max} bytes")
+            self._add(entry)
+            for offset, length in extents:
+                self._copy(file, offset=offset, length=length)
+
+    def _copy(self, file: int, *, offset: int, length: int) -> None:
+        while length:
+            piece = os.pread(file, min(length, _CHUNK_BYTES), offset)
+            if not piece:
+                raise Unkept("a file became shorter while it was read")
+            self._write(piece)
+            offset += len(piece)
+            length -= len(piece)
+
+    def _add(self, entry: Entry) -> None:
+        self._entries += 1
+        if self._entries > self._bounds.entries_max:
+            raise Unkept(f"it holds more than {self._bounds.entries_max} names")
+        record = _encode(entry)
+        self._write(len(record).to_bytes(_LENGTH_BYTES) + record)
+
+    def _write(self, content: bytes) -> None:
+        self._hash.update(content)
+        self._size += len(content)
+        self._into.write(content)
+
+
+def _entry(
+    folder: bytes,
+    parts: tuple[bytes, ...],
+    kind: str,
+    status: os.stat_result,
+    *,
+    extents: tuple[tuple[int, int], ...] = (),
+    target: bytes = b"",
+) -> Entry:
+    return Entry(
+        folder=folder,
+        parts=parts,
+        kind=kind,
+        mode=status.st_mode & _KEPT_MODE,
+        changed_ns=status.st_mtime_ns,
+        size_bytes=status.st_size if kind == "file" else 0,
+        extents=extents,
+        target=target,
+    )
+
+
+def _extents(file: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
+    """Yield offset and length of what is no hole."""
+    size = status.st_size
+    if status.st_blocks * 512 >= size:
+        if size:
+            yield 0, size
+        return
+    end = 0
+    while end < size:
+        try:
+            start = os.lseek(file, end, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return
+            raise
+        end = min(os.lseek(file, start, os.SEEK_HOLE), size)
+        yield start, end - start
+
+
+def _open_directory(root: int, parts: tuple[bytes, ...]) -> int:
+    try:
+        return open_beneath(root, parts, _OPEN_DIRECTORY)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise Unkept("a directory lies too deep: its path is over 4,095 bytes") from error
+        raise
+
+
+@contextlib.contextmanager
+def _readable(name: bytes, directory: int) -> Iterator[int]:
+    """Open a file; one that its owner closed to himself is opened for a moment."""
+    try:
+        file = os.open(name, _OPEN_FILE, dir_fd=directory)
+    except PermissionError:
+        mode = _set_mode(directory, (name,), 0o400)
+        try:
+            file = os.open(name, _OPEN_FILE, dir_fd=directory)
+        finally:
+            _set_mode(directory, (name,), mode)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _set_mode(root: int, parts: Sequence[bytes], mode: int) -> int:
+    """Set the mode of a file or directory of ours; return the one it had."""
+    found = open_beneath(root, parts, os.O_PATH)
+    try:
+        before = os.fstat(found).st_mode
+        # This very file, whatever has its name by now; of a link it is the link itself, and fails.
+        os.chmod(f"/proc/self/fd/{found}", mode)  # noqa: PTH101 - a path of the kernel's
+        return stat.S_IMODE(before)
+    finally:
+        os.close(found)
+
+
+# --- unpacking ------------------------------------------------------------------------------------
+
+
+def unpack(source: BinaryIO, folders: Mapping[bytes, int], owner: int | None, digest: str) -> None:
+    """Put what ``source`` holds into empty ``folders``; all of it belongs to ``owner`` (or us).
+
+    Raises:
+        ArtifactDamaged: it is no such stream, or not the one of ``digest``; what is in the folders
+            then is nothing to be used.
+        OSError: it cannot be written.
+    """
+    reader = _Reader(source)
+    try:
+        reader.begin()
+        with _Placer(folders, owner) as placer:
+            while (entry := reader.entry()) is not None:
+                placer.place(entry, reader.read)
+    except (ValueError, msgspec.MsgspecError, EOFError, Unkept, KeyError) as error:
+        raise ArtifactDamaged(
+            f"{digest} is no state of a box ({error}); it was not used", digest=digest
+        ) from error
+    if reader.digest() != digest:
+        raise ArtifactDamaged(f"{digest} holds something else; it was not used", digest=digest)
+
+
+class _Reader:
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self._hash = blake2b(digest_size=32)
+
+    def begin(self) -> None:
+        """Read what every stream begins with."""
+        if self.read(len(MAGIC)) != MAGIC:
+            raise ValueError("it does not begin like one")
+
+    def read(self, length: int) -> bytes:
+        """Return exactly so many bytes."""
+        content = self._source.read(length)
+        if len(content) != length:
+            raise EOFError("it ends early")
+        self._hash.update(content)
+        return content
+
+    def entry(self) -> Entry | None:
+        """Return the next record; ``None`` at the end."""
+        head = self._source.read(_LENGTH_BYTES)
+        if not head:
+            return None
+        self._hash.update(head)
+        length = int.from_bytes(head)
+        if len(head) != _LENGTH_BYTES or length > _RECORD_BYTES_MAX:
+            raise ValueError("a record has no usable length")
+        return _decode(self.read(length))
+
+    def digest(self) -> str:
+        """Return the content address of what was read."""
+        return self._hash.hexdigest()
+
+
+class _Placer:
+    """Makes entries beneath the folders; times and modes of directories come last."""
+
+    def __init__(self, folders: Mapping[bytes, int], owner: int | None) -> None:
+        self._folders = folders
+        self._owner = owner
+        self._directories: list[Entry] = []
+        self._at: tuple[bytes, tuple[bytes, ...]] | None = None
+        self._parent = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._leave()
+        if kind is None:
+            for entry in reversed(self._directories):
+                self._settle(entry)
+
+    def place(self, entry: Entry, read: Callable[[int], bytes]) -> None:
+        """Make one entry."""
+        parts = entry.parts
+        if not parts or any(part in (b"", b".", b"..") or b"/" in part for part in parts):
+            raise ValueError("a name leaves its folder")
+        parent, name = self._enter(entry.folder, parts[:-1]), parts[-1]
+        if entry.kind == "file":
+            self._file(entry, parent, read)
+        elif entry.kind == "directory":
+            os.mkdir(name, 0o700, dir_fd=parent)
+            self._own(name, parent)
+            self._directories.append(entry)
+        elif entry.kind == "link":
+            os.symlink(entry.target, name, dir_fd=parent)
+            self._own(name, parent)
+            self._date(entry, parent)
+        elif entry.kind == "same":
+            self._same(entry, parent)
+        elif entry.kind == "pipe":
+            os.mkfifo(name, entry.mode & _KEPT_MODE, dir_fd=parent)
+            self._own(name, parent)
+            self._date(entry, parent)
+        else:
+            raise ValueError(f"{entry.kind!r} is no kind of entry")
+
+    def _file(self, entry: Entry, parent: int, read: Callable[[int], bytes]) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        file = os.open(entry.parts[-1], flags, 0o600, dir_fd=parent)
+        try:
+            end = 0
+            for offset, length in entry.extents:
+                if offset < end or length < 0:
+                    raise ValueError("the extents of a file are not in order")
+                end = offset + length
+                _write_extent(file, read, offset=offset, length=length)
+            if entry.size_bytes != end:
+                os.ftruncate(file, entry.size_bytes)
+            if self._owner is not None:
+                os.fchown(file, self._owner, self._owner)
+            os.fchmod(file, entry.mode & _KEPT_MODE)
+            os.utime(file, ns=(entry.changed_ns, entry.changed_ns))
+        finally:
+            os.close(file)
+
+    def _same(self, entry: Entry, parent: int) -> None:
+        *above, name = entry.target.split(b"/")
+        origin = open_beneath(self._folders[entry.folder], above, os.O_PATH | os.O_DIRECTORY)
+        try:
+            os.link(
+                name,
+                entry.parts[-1],
+                src_dir_fd=origin,
+                dst_dir_fd=parent,
+                follow_symlinks=False,
+            )
+        finally:
+            os.close(origin)
+
+    def _settle(self, entry: Entry) -> None:
+        directory = open_beneath(self._folders[entry.folder], entry.parts, _OPEN_DIRECTORY)
+        try:
+            os.fchmod(directory, entry.mode & _KEPT_MODE)
+            os.utime(directory, ns=(entry.changed_ns, entry.changed_ns))
+        finally:
+            os.close(directory)
+
+    def _own(self, name: bytes, parent: int) -> None:
+        if self._owner is not None:
+            os.chown(name, self._owner, self._owner, dir_fd=parent, follow_symlinks=False)
+
+    def _date(self, entry: Entry, parent: int) -> None:
+        times = (entry.changed_ns, entry.changed_ns)
+        os.utime(entry.parts[-1], ns=times, dir_fd=parent, follow_symlinks=False)
+
+    def _enter(self, folder: bytes, parts: tuple[bytes, ...]) -> int:
+        """Return the directory that entries go into; the last one is kept open."""
+        if self._at != (folder, parts):
+            self._leave()
+            self._parent = open_beneath(self._folders[folder], parts, os.O_PATH | os.O_DIRECTORY)
+            self._at = (folder, parts)
+        return self._parent
+
+    def _leave(self) -> None:
+        if self._parent >= 0:
+            os.close(self._parent)
+        self._parent, self._at = -1, None
+
+
+def _write_extent(file: int, read: Callable[[int], bytes], *, offset: int, length: int) -> None:
+    while length:
+        piece = memoryview(read(min(length, _CHUNK_BYTES)))
+        length -= len(piece)
+        while piece:
+            written = os.pwrite(file, piece, offset)
+            offset += written
+            piece = piece[written:]

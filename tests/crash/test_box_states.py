@@ -1,0 +1,74 @@
+"""Killed between the file of a checkpoint and whoever was to have it: no box is left of it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ArtifactDamaged
+from stoker.model.checkpoint import Checkpoint
+from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
+from stoker.sandbox import branching
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.process import ProcessBackend
+from stoker.seams.faultpoints import POINTS
+
+TRUSTED = ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED)
+CUT = sorted(name for name in POINTS if name.startswith("box.state."))
+HOLDER = """
+import asyncio, os, sys
+from pathlib import Path
+from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.process import ProcessBackend
+from stoker.seams import faultpoints
+
+async def main():
+    async with SandboxHost.open(Path(sys.argv[1])) as host:
+        policy = ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED)
+        box = await ProcessBackend(host).create("box_held", Baseline(), policy)
+        await box.write_files({"a": b"1"})
+        faultpoints.arm(os.environ)
+        await box.checkpoint(Path(sys.argv[2]))
+        print("not killed")
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("point", CUT)
+def test_a_kill_between_checkpoint_and_hand_over_leaves_no_box_and_no_half_of_it(
+    tmp_path: Path, point: str
+) -> None:
+    saves = tmp_path / "saves"
+    saves.mkdir()
+    held = subprocess.run(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "state"), str(saves)],
+        env={**os.environ, "STOKER_FAULT": f"{point}=kill"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert held.returncode == -signal.SIGKILL, held.stdout + held.stderr
+    named = [path for path in saves.iterdir() if not path.name.startswith(".")]
+    assert len(named) == (point == branching.STATE_NAMED), "complete or without a name"
+    asyncio.run(_afterwards(tmp_path / "state", named))
+
+
+async def _afterwards(state: Path, named: list[Path]) -> None:
+    async with SandboxHost.open(state) as host:
+        assert await host.sweep() == 1
+        assert host.leaked() == 0
+        backend = ProcessBackend(host)
+        for file in named:
+            saved = Checkpoint(digest=file.name, parent="", generation=0, file=str(file))
+            back = await backend.restore("box_back", Baseline(), TRUSTED, saved)
+            assert (await back.read_file("a", bytes_max=9)).content == b"1"
+        gone = Checkpoint(digest="0" * 64, parent="", generation=0, file=str(state / "no"))
+        with pytest.raises(ArtifactDamaged):
+            await backend.restore("box_none", Baseline(), TRUSTED, gone)
+        await backend.close()

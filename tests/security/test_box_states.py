@@ -1,0 +1,230 @@
+"""Checkpoints and branches on every backend that promises them, and hostile content in them."""
+
+import asyncio
+import os
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from stoker.errors import ArtifactDamaged, BoxFailed, ToolRefused
+from stoker.model.checkpoint import Checkpoint
+from stoker.model.execution import Rung
+from stoker.model.tools import RunRequest
+from stoker.model.value import content_digest
+from stoker.sandbox import states
+from stoker.sandbox.local import LocalBackend, LocalBox
+from support import sandbox
+from support.sandbox import boxed, needs_root, run
+from support.states import FILLED, holds, names_in, ran
+
+DEEP = """
+import os
+for _ in range(60):
+    os.mkdir("d" * 100)
+    os.chdir("d" * 100)
+"""
+HERE = [
+    pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
+    pytest.param(Rung.PROCESS, id="process"),
+]
+
+
+@pytest.mark.parametrize("rung", sandbox.EVERY)
+def test_a_branch_begins_as_its_box_stands_and_shares_nothing(tmp_path: Path, rung: Rung) -> None:
+    if rung is Rung.USER_NAMESPACE and sandbox.ROOT:
+        sandbox.ordinary_output(ORDINARY, rung.value)
+    else:
+        run(lambda: holds(tmp_path, rung))
+
+
+ORDINARY = """
+import asyncio, sys
+from pathlib import Path
+from support import sandbox, states
+asyncio.run(states.holds(Path(sys.argv[1]), sandbox.Rung(sys.argv[2])))
+"""
+
+
+def with_box(
+    tmp_path: Path, rung: Rung, body: Callable[[LocalBackend, LocalBox], Awaitable[None]]
+) -> None:
+    """Run ``body`` with a box; afterwards nothing may be left."""
+
+    async def held() -> None:
+        async with boxed(tmp_path / "state", rung) as (backend, box):
+            await body(backend, box)
+
+    run(held)
+
+
+@needs_root
+@pytest.mark.root
+def test_a19_every_branch_draws_its_own_randomness(tmp_path: Path) -> None:
+    drawn = "import os, random, uuid; print(uuid.uuid4(), random.random(), os.urandom(8).hex())"
+
+    async def body(_backend: LocalBackend, box: LocalBox) -> None:
+        await ran(box, drawn)
+        branches = await box.branch(25)
+        seen = [await ran(branch.box, drawn) for branch in branches]  # type: ignore[arg-type]
+        assert len(set(" ".join(seen).split())) == 75
+
+    with_box(tmp_path, Rung.ROOT, body)
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_a_tree_too_deep_to_keep_is_refused_whole_and_the_box_goes_on(
+    tmp_path: Path, rung: Rung
+) -> None:
+    async def body(backend: LocalBackend, box: LocalBox) -> None:
+        await ran(box, DEEP)
+        with pytest.raises(ToolRefused, match="too deep"):
+            await box.checkpoint(tmp_path)
+        with pytest.raises(ToolRefused, match="too deep"):
+            await box.branch(2)
+        assert names_in(tmp_path) == ["state"]
+        assert list(backend.boxes) == ["box_test"]
+        assert await ran(box, "print(1)") == "1\n"
+
+    with_box(tmp_path, rung, body)
+
+
+def _huge(workspace: Path) -> None:
+    with (workspace / "huge").open("wb") as file:
+        file.truncate(1 << 40)
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_a_sparse_tebibyte_costs_no_more_than_what_is_in_it(tmp_path: Path, rung: Rung) -> None:
+    async def body(_backend: LocalBackend, box: LocalBox) -> None:
+        _huge(box.directory / "workspace")
+        saved = await box.checkpoint(tmp_path)
+        assert saved.size_bytes < 10_000
+        (branch,) = await box.branch(1)
+        looked = "import os; s = os.stat('huge'); print(s.st_size, s.st_blocks)"
+        assert await ran(branch.box, looked) == f"{1 << 40} 0\n"  # type: ignore[arg-type]
+
+    with_box(tmp_path, rung, body)
+
+
+@needs_root
+@pytest.mark.root
+def test_devices_and_attributes_do_not_travel(tmp_path: Path) -> None:
+    async def body(_backend: LocalBackend, box: LocalBox) -> None:
+        _planted(box.directory / "workspace")
+        saved = await box.checkpoint(tmp_path)
+        assert set(saved.left_out) == {"workspace/null: a device", "workspace/whiteout: a device"}
+        (branch,) = await box.branch(1)
+        assert isinstance(branch.box, LocalBox)
+        _unplanted(branch.box.directory / "workspace")
+
+    with_box(tmp_path, Rung.ROOT, body)
+
+
+def _planted(workspace: Path) -> None:
+    os.mknod(workspace / "null", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+    os.mknod(workspace / "whiteout", stat.S_IFCHR, os.makedev(0, 0))
+    (workspace / "plain").write_bytes(b"x")
+    (workspace / "plain").chmod(0o6755)
+    os.setxattr(workspace / "plain", "trusted.overlay.redirect", b"/etc")
+
+
+def _unplanted(workspace: Path) -> None:
+    assert names_in(workspace) == ["plain"]
+    assert stat.S_IMODE((workspace / "plain").stat().st_mode) == 0o755
+    assert os.listxattr(workspace / "plain") == []
+
+
+def crafted(*entries: states.Entry, content: bytes = b"") -> bytes:
+    """Return a stream with ``entries``, whatever they say."""
+    whole = states.MAGIC
+    for entry in entries:
+        record = states._encode(entry)
+        whole += len(record).to_bytes(4) + record
+    return whole + content
+
+
+def entry(kind: str, *parts: bytes, folder: bytes = b"workspace", **fields: object) -> states.Entry:
+    """Return one record."""
+    return states.Entry(folder, parts, kind, 0o4777, 0, **fields)  # type: ignore[arg-type]
+
+
+FORGED = {
+    "climbing": crafted(entry("directory", b"..", b"..", b"out")),
+    "a slash in a name": crafted(entry("directory", b"../../out")),
+    "no name": crafted(entry("directory")),
+    "through a link": crafted(
+        entry("link", b"a", target=b"/etc"), entry("file", b"a", b"stoker-was-here")
+    ),
+    "another name of a file outside": crafted(
+        entry("link", b"a", target=b"/etc"), entry("same", b"b", target=b"a/passwd")
+    ),
+    "a folder of its own": crafted(entry("directory", b"x", folder=b"../etc")),
+    "a device": crafted(entry("device", b"x")),
+    "extents out of order": crafted(
+        entry("file", b"x", size_bytes=9, extents=((4, 1), (0, 1))), content=b"ab"
+    ),
+    "cut short": crafted(entry("file", b"x", size_bytes=9, extents=((0, 9),)), content=b"ab"),
+    "a record without end": states.MAGIC + b"\xff\xff\xff\xff",
+    "no stream": b"PK\x03\x04 something else",
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("rung", HERE)
+@pytest.mark.parametrize("named", FORGED)
+def test_a_forged_checkpoint_is_refused_and_touches_nothing(
+    tmp_path: Path, rung: Rung, named: str
+) -> None:
+    file = tmp_path / "forged"
+    file.write_bytes(FORGED[named])
+    saved = Checkpoint(
+        digest=content_digest(FORGED[named]), parent="", generation=0, file=str(file)
+    )
+
+    async def body(backend: LocalBackend, box: LocalBox) -> None:
+        with pytest.raises((ArtifactDamaged, BoxFailed)):
+            await backend.restore("box_forged", box.baseline, box.policy, saved)
+        assert list(backend.boxes) == ["box_test"]
+
+    with_box(tmp_path, rung, body)
+    assert not Path("/etc/stoker-was-here").exists()
+    assert names_in(tmp_path) == ["forged", "state"]
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_a_damaged_checkpoint_is_never_a_box(tmp_path: Path, rung: Rung) -> None:
+    async def body(backend: LocalBackend, box: LocalBox) -> None:
+        await ran(box, FILLED)
+        saved = await box.checkpoint(tmp_path)
+        _flipped(Path(saved.file), b"middle")
+        with pytest.raises(ArtifactDamaged, match="something else"):
+            await backend.restore("box_two", box.baseline, box.policy, saved)
+        gone = Checkpoint(digest="0" * 64, parent="", generation=0, file="/nowhere")
+        with pytest.raises(ArtifactDamaged, match="cannot be read"):
+            await backend.restore("box_two", box.baseline, box.policy, gone)
+        assert list(backend.boxes) == ["box_test"]
+
+    with_box(tmp_path, rung, body)
+
+
+def _flipped(file: Path, word: bytes) -> None:
+    file.write_bytes(file.read_bytes().replace(word, word.upper()))
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_no_state_is_taken_while_an_action_runs(tmp_path: Path, rung: Rung) -> None:
+    async def body(_backend: LocalBackend, box: LocalBox) -> None:
+        request = RunRequest(argv=("sleep", "60"))
+        running = asyncio.ensure_future(box.run(request, timeout_seconds=60))
+        while box._action is None:
+            await asyncio.sleep(0)
+        with pytest.raises(ToolRefused, match="between actions"):
+            await box.checkpoint(tmp_path)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        await box.checkpoint(tmp_path)
+
+    with_box(tmp_path, rung, body)
