@@ -239,6 +239,7 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(place: Path) -> None
         "act_0007": "completed",
         "act_0009": "acknowledged",
     }
+    assert all(one["action"]["priority"] == 0 for one in listed), "fields at rest are told too"
     shown = stoker(place, "ledger", "dead", "show", "act_0007", *where)
     assert (shown.code, "cause" in shown.out, "waiting: " in shown.out) == (0, True, True)
     unknown = stoker(place, "ledger", "dead", "show", "act_0001", *where)

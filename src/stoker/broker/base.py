@@ -188,7 +188,7 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag="attached"):
     capabilities: Capabilities
 
 
-class Append(msgspec.Struct, frozen=True, kw_only=True):
+class Append(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One rollout's next journal entries, what they submit and acknowledge: one transaction."""
 
     rollout_id: RolloutId
@@ -234,7 +234,7 @@ class AppendDisposition(StrEnum):
     """``expected_seq`` does not fit: a bug or a fenced writer; nothing was applied."""
 
 
-class AppendReply(msgspec.Struct, frozen=True, kw_only=True):
+class AppendReply(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Result of one append."""
 
     disposition: AppendDisposition
@@ -262,7 +262,7 @@ class LedgerEventKind(StrEnum):
     """A cancelled action's worker has let go of it (I10)."""
 
 
-class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerEvent(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One event; ids rise and are never reused."""
 
     event_id: int

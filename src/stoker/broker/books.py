@@ -24,6 +24,7 @@ from stoker.broker.rows import (
     LEASED,
     STARTED,
     Decision,
+    Note,
     Queue,
     Row,
 )
@@ -48,6 +49,7 @@ _STEPS: dict[tuple[ActionState, ActionState], _Change] = {
     (LEASED, STARTED): "start",
     (COMPLETED, ACKNOWLEDGED): "acknowledge",
 }
+_FORWARD: frozenset[_Change] = frozenset({"lease", "start"})
 
 
 class WorkerRecord:
@@ -194,49 +196,71 @@ class Books(Counts):
         if row is not old:
             self._replace(old, row)
         for note in decision.notes:
-            late_result = note.completion if note.kind is _LATE else None
-            self._told.append(
-                Told(
-                    0,
-                    row.action.run_id,
-                    row.partition,
-                    note.kind,
-                    row.order,
-                    row.action_id,
-                    row.action.rollout_id,
-                    note.detail,
-                    late_result,
-                )
-            )
-            self.events_seq += 1
-            self.meta.late += note.kind is _LATE
-            self.meta.retries += note.kind is _REQUEUED
+            self._note(row, note)
         return row
+
+    def _note(self, row: Row, note: Note) -> None:
+        kind, action = note.kind, row.action
+        self._told.append(
+            Told(
+                self._event_id(),
+                action.run_id,
+                row.partition,
+                kind,
+                row.order,
+                action.action_id,
+                action.rollout_id,
+                note.detail,
+                note.completion if kind is _LATE else None,
+            )
+        )
+        self.events_seq += 1
+        if kind is not _TOLD_RESULT:
+            self.meta.late += kind is _LATE
+            self.meta.retries += kind is _REQUEUED
+
+    def _event_id(self) -> int:
+        return self.draw()
 
     def _replace(self, old: Row, row: Row) -> None:
         self.transitions += 1
         action_id = row.action.action_id
+        step = _STEPS.get((old.state, row.state), "update")
         if action_id in self._fresh:
             self._fresh[action_id] = row
         else:
             again = action_id in self._changed
-            change = "update" if again else _STEPS.get((old.state, row.state), "update")
-            self._changed[action_id] = (change, row)
+            self._changed[action_id] = ("update" if again else step, row)
+        if step in _FORWARD:
+            self._forward(old, row)
+            return
         self._recent.keep(row)
         self._account(old, row)
         self._line_up(old, row)
         self._hand_over(old, row)
-        if row.terminal and not old.terminal:
-            self._settled.append(row)
-            self.sync = True  # a result must not be undone once anybody has seen it (I13)
-            assert row.settled_status is not None
-            totals, status = self.meta.completions, row.settled_status
-            totals[status] = totals.get(status, 0) + 1
-            self.meta.dead += row.settled_status is _DEAD
-            if self.parked_rollouts:
-                self.relieved.add(row.action.rollout_id)
-        if row.state is ACKNOWLEDGED and old.state is not row.state:
+        if row.state is COMPLETED and not old.terminal:
+            self._settle(row)
+        elif step == "acknowledge":
             self._buried.append(row)
+
+    def _forward(self, old: Row, row: Row) -> None:
+        """Keep the books of a lease or a start: of little else, and of these there are the most."""
+        self._count_step(old, row)
+        action_id = row.action.action_id
+        if old.state is ACCEPTED:
+            self._lineup.discard(old)
+            self._group.pop(action_id, None)  # from here on it is in hands
+        self._hands[action_id] = row
+
+    def _settle(self, row: Row) -> None:
+        self._settled.append(row)
+        self.sync = True  # a result must not be undone once anybody has seen it (I13)
+        assert row.settled_status is not None
+        totals, status = self.meta.completions, row.settled_status
+        totals[status] = totals.get(status, 0) + 1
+        self.meta.dead += status is _DEAD
+        if self.parked_rollouts:
+            self.relieved.add(row.action.rollout_id)
 
     def _line_up(self, old: Row | None, row: Row) -> None:
         """Keep the queues in memory; called when ``row`` has been counted."""
@@ -376,7 +400,7 @@ class Books(Counts):
             store.settle(self._settled)
             self._settled = []
         if self._told:
-            self._tell(self._numbered(self._told))
+            self._tell(self._told)
             self._told = []
         if self._buried:
             store.bury(self._buried)
@@ -404,10 +428,6 @@ class Books(Counts):
             completed = one.kind is _TOLD_RESULT
             result = self._group[one.action_id].completion if completed else one.completion
             self._unseen.add(one, result)
-
-    def _numbered(self, told: list[Told]) -> list[Told]:
-        """Return events with their numbers, drawn in order."""
-        return [Told(self.draw(), *one[1:]) for one in told]
 
     def close_group(self) -> None:
         """Forget what only the group needed, and the oldest of the rest."""

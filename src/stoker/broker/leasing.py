@@ -12,7 +12,7 @@ from stoker.model.completion import Completion
 from stoker.model.ids import ActionId, Fence, WorkerId
 
 
-class Lease(msgspec.Struct, frozen=True, kw_only=True):
+class Lease(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One delivery of one action."""
 
     action: Action
@@ -48,7 +48,7 @@ class LeaseReply(msgspec.Struct, frozen=True, kw_only=True, tag="lease_reply"):
     revoked: tuple[ActionId, ...] = ()
 
 
-class Held(msgspec.Struct, frozen=True):
+class Held(msgspec.Struct, frozen=True, gc=False):
     """One lease a worker believes it has."""
 
     action_id: ActionId

@@ -56,7 +56,7 @@ class Queue(NamedTuple):
 _queue_of = lru_cache(maxsize=4096)(Queue)
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One action in the ledger."""
 
     order: int

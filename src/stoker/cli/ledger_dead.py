@@ -1,8 +1,10 @@
 """``stoker ledger dead``: dead letters listed, shown, queued again, dropped."""
 
 import asyncio
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from stoker.broker.base import ActionView, DeadLettersRequest
@@ -65,7 +67,7 @@ def list_dead(
     """
     found, _ = asyncio.run(_look(find_run(run, runs)))
     if as_json:
-        write_json(found)
+        write_json([_whole(view) for view in found])
         return
     made = table("action", "rollout", "class", "tool", "result", ">attempts", "last cause")
     for view in found:
@@ -110,7 +112,7 @@ def show(
             f"which `stoker ledger dead list --run {run}` lists"
         )
     if as_json:
-        write_json({"dead_letter": view, "audit": audit})
+        write_json({"dead_letter": view and _whole(view), "audit": audit})
         return
     console = answers()
     if view is not None:
@@ -233,3 +235,9 @@ async def _settled(
     )
     async with ledger_of(run) as ledger:
         return (await ledger.settle_dead(request)).refused
+
+
+def _whole(record: msgspec.Struct) -> Mapping[str, Any]:
+    """Return every field of a record: on the wire and in the ledger those at rest are left out."""
+    fields = msgspec.structs.asdict(record).items()
+    return {name: _whole(v) if isinstance(v, msgspec.Struct) else v for name, v in fields}

@@ -53,7 +53,7 @@ class ActionState(StrEnum):
     """Its result was applied by the coordinator."""
 
 
-class Action(msgspec.Struct, frozen=True, kw_only=True):
+class Action(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One action as submitted."""
 
     action_id: ActionId

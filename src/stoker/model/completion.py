@@ -41,7 +41,7 @@ class EnvironmentState(StrEnum):
     """Gone; only a restoration (next generation) can bring it back."""
 
 
-class Timings(msgspec.Struct, frozen=True, kw_only=True):
+class Timings(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """Durations on the worker, seconds on its monotonic clock."""
 
     queue_seconds: float = 0.0
@@ -54,7 +54,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True):
     """Gathering and storing its result."""
 
 
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
+class Usage(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """What the box used; ``None`` where the rung cannot measure it."""
 
     cpu_seconds: float | None = None
@@ -68,7 +68,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Carried into it."""
 
 
-class Completion(msgspec.Struct, frozen=True, kw_only=True):
+class Completion(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One result, as a worker reports it."""
 
     action_id: ActionId

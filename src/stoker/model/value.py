@@ -13,7 +13,7 @@ INLINE_BYTES_MAX = 32 * 1024
 """Content up to this many bytes stays in the row; larger goes to the artifact store first."""
 
 
-class Value(msgspec.Struct, frozen=True):
+class Value(msgspec.Struct, frozen=True, gc=False):
     """Content by value or by address."""
 
     digest: str

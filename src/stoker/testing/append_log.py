@@ -48,7 +48,7 @@ from stoker.broker.base import (
     SubmitDisposition,
 )
 from stoker.broker.exchange import Exchange
-from stoker.broker.owner import collect_seldom
+from stoker.broker.owner import collect_seldom, keep_memory
 from stoker.broker.place import SOCKET_PATH
 from stoker.broker.server import Server
 from stoker.broker.service import NotYet
@@ -203,6 +203,7 @@ def main(directory: Path) -> int:
     signal.signal(signal.SIGTERM, lambda *_: server.stop())
     (directory / SOCKET_PATH).write_bytes(os.fsencode(path))
     collect_seldom()
+    keep_memory()
     server.serve()
     server.close()
     return 0

@@ -19,7 +19,7 @@ from stoker.broker.postgres.session import Result
 from stoker.broker.postgres.store import PostgresStore, as_enlisted, as_head
 from stoker.broker.rates import Bucket
 from stoker.broker.rows import ParkedOn, Queue, Row
-from stoker.broker.store import Enlisted, Head, Meta, Told
+from stoker.broker.store import Enlisted, Head, Meta
 from stoker.broker.store_sqlite_rows import STATE_NUMBERS, STATES, encode
 from stoker.model.action import ActionState
 from stoker.model.ids import ActionId, RolloutId, RunId, WorkerId
@@ -137,6 +137,11 @@ class GroupBooks(Books):
     def _count_step(self, old: Row, new: Row) -> None:
         self._count(old.queue, old.state, old.parked_on, -1)
         self._count(new.queue, new.state, new.parked_on, 1)
+
+    def _forward(self, old: Row, row: Row) -> None:
+        self._recent.keep(row)
+        self._count_step(old, row)
+        self._hand_over(old, row)
 
     def _counted(self) -> list[tuple[object, ...]]:
         """Return by how much this group changed each counter."""
@@ -381,8 +386,8 @@ class GroupBooks(Books):
             with self.store.pipelined():
                 super().flush()
 
-    def _numbered(self, told: list[Told]) -> list[Told]:
-        return told  # the server does it: no id can be drawn amid a pipeline
+    def _event_id(self) -> int:
+        return 0  # the server numbers them: no id can be drawn amid a pipeline
 
     def write_counters(self, *, synced: bool) -> None:
         """Add what this group changed to this gateway's counters, and workers to their rows."""
