@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import apsw
+import psycopg
 import pytest
 
 from stoker.broker.base import ActionsRequest, JournalRequest
@@ -23,10 +24,13 @@ from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, RolloutId, WorkerId
 from support.ledger import RUN, WORKER, Harness, with_ledger
 from support.ledger_golden import ENTRIES, STATES, make
+from support.postgres import check_unfinished, fresh_schema, server
 
 FILES = Path(__file__).parent / "files"
 NEWEST = migrations()[-1].version
 OLDER = sorted(FILES.glob("ledger_v*.db.gz"))
+OLDER_SCHEMAS = sorted(FILES.glob("ledger_postgres_v*.sql.gz"))
+"""What ``pg_dump --inserts`` said of the same ledger, its schema called ``golden``."""
 
 
 def unpack(stored: Path, place: Path) -> Path:
@@ -35,39 +39,61 @@ def unpack(stored: Path, place: Path) -> Path:
     return path
 
 
+async def finished(h: Harness) -> None:
+    """Look at every action that ``make`` left, and finish what waits."""
+    views = (
+        await h.ledger.actions(ActionsRequest(action_ids=tuple(map(ActionId, STATES))))
+    ).actions
+    assert {v.action.action_id: v.state.value for v in views} == STATES
+    for rollout, count in ENTRIES.items():
+        request = JournalRequest(run_id=RUN, rollout_id=RolloutId(rollout))
+        assert len((await h.ledger.journal(request)).events) == count
+    waiting = await h.completed()
+    assert waiting[ActionId("act_0005")].status is CompletionStatus.AMBIGUOUS
+    assert waiting[ActionId("act_0007")].status is CompletionStatus.DEAD
+    for name in (WORKER, WorkerId("wrk_9")):
+        await h.enroll(name)
+    leases = await h.lease()
+    assert {one.action.action_id for one in leases} == {"act_0006", "act_0008"}
+    h.seqs = {RolloutId(rollout): count for rollout, count in ENTRIES.items()}
+    await h.start(*leases)
+    await h.complete(*leases)
+    await h.enroll(WorkerId("wrk_5"), replaces=WORKER)
+    again = await h.lease(WorkerId("wrk_5"))
+    await h.start(*again, worker=WorkerId("wrk_5"))
+    await h.complete(*again, worker=WorkerId("wrk_5"))
+    await h.acknowledge(*await h.completed())
+    stats = await h.ledger.stats()
+    assert (stats.unacknowledged, stats.dead_total) == (0, 2)
+    assert stats.classes["fast"].queued == stats.classes["fast"].leased == 0
+
+
 @pytest.mark.parametrize("stored", OLDER, ids=lambda path: path.name)
 def test_a_ledger_of_every_version_is_opened_and_finished(stored: Path, tmp_path: Path) -> None:
     unpack(stored, tmp_path)
+    with_ledger("sqlite", tmp_path, finished)
+    check_version(tmp_path / DATABASE)
+
+
+@pytest.mark.parametrize("stored", OLDER_SCHEMAS, ids=lambda path: path.name)
+def test_a_postgres_schema_of_an_older_version_is_migrated_and_finished(
+    stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = fresh_schema()
+    script = gzip.decompress(stored.read_bytes()).replace(b"golden.", f"{schema}.".encode())
+    with psycopg.connect(server().url().reveal(), autocommit=True) as db:
+        db.execute(script.replace(b"SCHEMA golden", f"SCHEMA {schema}".encode()))
+        here = f"""UPDATE {schema}.meta SET history = system_identifier || '/' || left(
+            pg_walfile_name(pg_current_wal_insert_lsn()), 8) FROM pg_control_system()"""
+        db.execute(here.encode())  # as on the server that it was made on
+    monkeypatch.setattr("support.ledger.fresh_schema", lambda: schema)
 
     async def scenario(h: Harness) -> None:
-        views = (
-            await h.ledger.actions(ActionsRequest(action_ids=tuple(map(ActionId, STATES))))
-        ).actions
-        assert {v.action.action_id: v.state.value for v in views} == STATES
-        for rollout, count in ENTRIES.items():
-            request = JournalRequest(run_id=RUN, rollout_id=RolloutId(rollout))
-            assert len((await h.ledger.journal(request)).events) == count
-        waiting = await h.completed()
-        assert waiting[ActionId("act_0005")].status is CompletionStatus.AMBIGUOUS
-        assert waiting[ActionId("act_0007")].status is CompletionStatus.DEAD
-        for name in (WORKER, WorkerId("wrk_9")):
-            await h.enroll(name)
-        leases = await h.lease()
-        assert {one.action.action_id for one in leases} == {"act_0006", "act_0008"}
-        h.seqs = {RolloutId(rollout): count for rollout, count in ENTRIES.items()}
-        await h.start(*leases)
-        await h.complete(*leases)
-        await h.enroll(WorkerId("wrk_5"), replaces=WORKER)
-        again = await h.lease(WorkerId("wrk_5"))
-        await h.start(*again, worker=WorkerId("wrk_5"))
-        await h.complete(*again, worker=WorkerId("wrk_5"))
-        await h.acknowledge(*await h.completed())
-        stats = await h.ledger.stats()
-        assert (stats.unacknowledged, stats.dead_total) == (0, 2)
-        assert stats.classes["fast"].queued == stats.classes["fast"].leased == 0
+        check_unfinished(server(), schema)
+        await finished(h)
+        check_unfinished(server(), schema)
 
-    with_ledger("sqlite", tmp_path, scenario)
-    check_version(tmp_path / DATABASE)
+    with_ledger("postgres", tmp_path, scenario)
 
 
 def test_there_is_a_golden_file_of_every_version_before_this_one() -> None:

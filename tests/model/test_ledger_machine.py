@@ -13,10 +13,18 @@ from hypothesis import HealthCheck, Phase, settings
 
 from stoker.broker import lineup, recent, unseen
 from stoker.broker.copying import mark
+from stoker.broker.store import StorageConflict
 from stoker.broker.store_sqlite import SqliteStore
 from support.ledger import gateway_service
 from support.ledger_machine import LIMITS, LedgerMachine
-from support.postgres import copy_schema, drop_schema, fresh_schema, put_back, server
+from support.postgres import (
+    check_unfinished,
+    copy_schema,
+    drop_schema,
+    fresh_schema,
+    put_back,
+    server,
+)
 
 
 class SqliteMachine(LedgerMachine):
@@ -97,7 +105,13 @@ class PostgresMachine(LedgerMachine):
     def ask(self, request: Any) -> Any:
         self.gateways.reverse()
         self.service = self.gateways[0]
-        return super().ask(request)
+        try:
+            answer = super().ask(request)
+        except StorageConflict:  # the other gateway has changed what this one knew
+            self.service.rollback(self.clock.now())
+            answer = super().ask(request)
+        check_unfinished(server(), self.schema)
+        return answer
 
     def teardown(self) -> None:
         try:

@@ -11,11 +11,15 @@ import pytest
 from stoker.broker.base import (
     Append,
     AppendBatch,
+    AppendDisposition,
     Attach,
+    Cancel,
     CompleteDisposition,
     CompleteRequest,
     Enroll,
     EventsRequest,
+    Held,
+    HoldReply,
     HoldVerdict,
     LeaseRequest,
     LedgerLimits,
@@ -26,9 +30,10 @@ from stoker.broker.postgres.connection import connect, migrate
 from stoker.broker.postgres.service import GatewayService
 from stoker.broker.postgres.sweeper import Sweeper
 from stoker.broker.postgres.time import FORGET_SECONDS, TICK_SECONDS
+from stoker.broker.store import StorageConflict
 from stoker.errors import ConfigInvalid
 from stoker.model.completion import Completion, CompletionStatus
-from stoker.model.ids import Fence
+from stoker.model.ids import ActionId, Fence
 from support.ledger import ROLLOUT, RUN, WORKER, ManualClock, action, gateway_service, held
 from support.postgres import drop_schema, fresh_schema, server
 
@@ -53,6 +58,14 @@ def pair(schema: str) -> Iterator[tuple[GatewayService, GatewayService]]:
 
 
 def ask(gateway: GatewayService, request: Any) -> Any:
+    try:
+        return tried(gateway, request)
+    except StorageConflict:
+        gateway.rollback(CLOCK.now())
+        return tried(gateway, request)
+
+
+def tried(gateway: GatewayService, request: Any) -> Any:
     gateway.begin([request], CLOCK.now())
     gateway.expect([request] if isinstance(request, LeaseRequest | EventsRequest) else [])
     reply = gateway.handle(request, CLOCK.now())
@@ -104,7 +117,7 @@ def second_worker(gateway: GatewayService) -> Any:
     return other
 
 
-def ids(request: CompleteRequest) -> list[str]:
+def ids(request: CompleteRequest) -> list[ActionId]:
     return [one.action_id for one in request.completions]
 
 
@@ -185,7 +198,7 @@ def test_two_processes_that_migrate_at_once_make_one_schema(schema: str) -> None
         thread.join(60)
     with psycopg.connect(server().url().reveal()) as db:
         asked = f'SELECT count(*), max(number) FROM "{schema}".schema_version'
-        assert db.execute(asked.encode()).fetchone() == (3, 3)
+        assert db.execute(asked.encode()).fetchone() == (4, 4)
 
 
 def test_dead_incarnations_are_forgotten_a_day_later(
@@ -217,6 +230,41 @@ def test_a_row_that_another_gateway_changed_is_read_again(
     assert ask(first, others).dispositions == (CompleteDisposition.OK,)
     told = ask(second, EventsRequest(run_id=RUN, fence=fence)).events
     assert [e.action_id for e in told] == [*ids(mine), *ids(others)]
+
+
+def test_nothing_is_answered_from_what_another_gateway_has_changed(
+    pair: tuple[GatewayService, GatewayService],
+) -> None:
+    """Each request is decided from memory first: that group fails, and holds when repeated."""
+    first, second = pair
+    fence, results = begun(pair)
+    begin, again = (
+        StartRequest(worker_id=WORKER, held=(Held(one.action_id, one.fence),))
+        for (one,) in (result.completions for result in results)
+    )
+    assert ask(first, again).verdicts == (HoldVerdict.OK,)
+    ask(first, entry(fence, 0))
+    ask(second, entry(fence, 1))
+    ask(
+        second,
+        Cancel(run_id=RUN, fence=fence, action_ids=tuple(i for one in results for i in ids(one))),
+    )
+    cancelled = HoldReply(verdicts=(HoldVerdict.CANCEL,))
+    for request, answer in (
+        (begin, cancelled),
+        (again, cancelled),  # it had started: nothing would be written, so it is looked at
+        (entry(fence, 1), AppendDisposition.ALREADY),
+    ):
+        with pytest.raises(StorageConflict):
+            tried(first, request)
+        first.rollback(CLOCK.now())
+        found = tried(first, request)
+        assert answer in (found, *(one.disposition for one in getattr(found, "replies", ())))
+
+
+def entry(fence: Fence, seq: int) -> AppendBatch:
+    one = Append(rollout_id=ROLLOUT, expected_seq=seq, events=(b"entry",))
+    return AppendBatch(run_id=RUN, fence=fence, appends=(one,))
 
 
 def test_long_transactions_and_a_server_without_autovacuum_are_named(

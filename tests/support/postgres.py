@@ -166,6 +166,23 @@ def drop_schema(at: Server, schema: str) -> None:
         db.execute(f'DROP SCHEMA IF EXISTS "{schema}" CASCADE'.encode())
 
 
+_LOOKED_FOR = """place, rollout_id, run_id, class, holder, rank, deadline_boot,
+    least(state, 2)::int AS waits, parked_on, suspect, worker"""
+_KEPT_APART = _LOOKED_FOR.replace("least(state, 2)::int AS waits", "waits::int")
+
+
+def check_unfinished(at: Server, schema: str) -> None:
+    """Assert that what is looked for by state is what the actions' rows say."""
+    rows = f'SELECT {_LOOKED_FOR} FROM "{schema}".action WHERE state < 4'
+    apart = f'SELECT {_KEPT_APART} FROM "{schema}".unfinished'
+    asked = f"(({rows}) EXCEPT ({apart})) UNION ALL (({apart}) EXCEPT ({rows}))"
+    dead = f"""SELECT place FROM "{schema}".action
+        WHERE dead <> coalesce(settled_status = 'dead', false)::int"""
+    with psycopg.connect(at.url().reveal(), autocommit=True) as db:
+        assert db.execute(asked.encode()).fetchall() == []
+        assert db.execute(dead.encode()).fetchall() == []
+
+
 def copy_schema(at: Server, schema: str) -> str:
     """Copy a test's ledger as a standby has it; return the copy's schema."""
     copy = f"{schema}_{next(_serial)}"

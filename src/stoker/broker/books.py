@@ -35,6 +35,8 @@ from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 
 COUNTER_BITS = 40
+_OWNERS_KEPT = 4096
+"""Of partitions that ended long ago, too: they are read again when somebody asks."""
 
 _LATE, _REQUEUED, _TOLD_RESULT = (
     LedgerEventKind.LATE,
@@ -42,11 +44,12 @@ _LATE, _REQUEUED, _TOLD_RESULT = (
     LedgerEventKind.COMPLETED,
 )
 _DEAD = CompletionStatus.DEAD
-_Change = Literal["update", "lease", "start", "acknowledge"]
+_Change = Literal["update", "lease", "start", "complete", "acknowledge"]
 """How a changed row is written; all but the first write only what that step of its life changes."""
 _STEPS: dict[tuple[ActionState, ActionState], _Change] = {
     (ACCEPTED, LEASED): "lease",
     (LEASED, STARTED): "start",
+    (STARTED, COMPLETED): "complete",
     (COMPLETED, ACKNOWLEDGED): "acknowledge",
 }
 _FORWARD: frozenset[_Change] = frozenset({"lease", "start"})
@@ -432,5 +435,7 @@ class Books(Counts):
     def close_group(self) -> None:
         """Forget what only the group needed, and the oldest of the rest."""
         self._recent.trim()
+        if len(self._owners) > _OWNERS_KEPT:
+            self._owners.clear()
         self._absent.clear()
         self.sync = False

@@ -31,6 +31,9 @@ ANY = WorkerId("")
 _OWN_CAP = ParkedOn.ROLLOUT
 _TAKEN = LIVE | {ACCEPTED}
 
+_SERVED_MAX = 4096
+"""Runs whose turn is remembered; one that is forgotten was served longest ago, as it should be."""
+
 K = TypeVar("K")
 
 
@@ -157,6 +160,13 @@ class Counts:
             self.busy += count
             _add(self.out, line_of(cls, run_id), count)
             _add(self.run_out, run_id, count)
+
+    def serve(self, run_id: RunId, fence: int) -> None:
+        """Note that a run was given to a worker; who was served longest ago is forgotten first."""
+        self.served.pop(run_id, None)
+        self.served[run_id] = fence
+        if len(self.served) > _SERVED_MAX:
+            del self.served[next(iter(self.served))]
 
     def class_queued(self, worker_class: str) -> int:
         """Count queued and leased actions of a class."""

@@ -251,7 +251,7 @@ def shares(total: int, claims: Mapping[Line, Claim], rooms: Mapping[str, int]) -
 
 def _give(books: Books, worker: WorkerRecord, row: Row, *, alone: bool, now: Instant) -> Row:
     fence = Fence(books.draw())
-    books.served[row.action.run_id] = fence
+    books.serve(row.action.run_id, fence)
     given = leased(row, worker=worker.enlisted.worker_id, fence=fence, alone=alone, now=now)
     books.apply(row, Decision(given))
     books.hand(given, now.boot)

@@ -170,6 +170,10 @@ class Store(Protocol):
         """Write rows of which nothing has changed but that they were started; like ``update``."""
         ...
 
+    def complete(self, rows: Sequence[Row]) -> None:
+        """Write rows that were started and have a result now; like ``update``."""
+        ...
+
     def acknowledge(self, rows: Sequence[Row]) -> None:
         """Write rows of which nothing has changed but that they were acknowledged."""
         ...

@@ -95,7 +95,7 @@ class MemoryStore:
         for row in rows:
             self._put(row)
 
-    lease = start = acknowledge = update
+    lease = start = complete = acknowledge = update
 
     def settle(self, rows: Sequence[Row]) -> None:
         """Results are part of the rows here."""

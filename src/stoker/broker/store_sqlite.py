@@ -179,6 +179,8 @@ class SqliteStore:
         """Write what a start changes."""
         self._many("start", [(r.attempts, r.due_boot, r.order) for r in rows])
 
+    complete = update
+
     def acknowledge(self, rows: Sequence[Row]) -> None:
         """Write what an acknowledgement changes."""
         self._many("acknowledge", [(r.order,) for r in rows])

@@ -74,8 +74,13 @@ def mutable_columns(row: Row) -> tuple[object, ...]:
     )
 
 
+def has_history(row: Row) -> bool:
+    """Whether anything befell a row that a good delivery does not do."""
+    return bool(row.causes or row.lost_fences or row.late_fences)
+
+
 def _history(row: Row) -> bytes | None:
-    if not (row.causes or row.lost_fences or row.late_fences):
+    if not has_history(row):
         return None
     return encode((row.causes, row.lost_fences, row.late_fences))
 

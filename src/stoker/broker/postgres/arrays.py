@@ -17,7 +17,7 @@ _HEADER = struct.Struct("!iiIii")
 _LENGTH = struct.Struct("!i")
 _NULL = _LENGTH.pack(-1)
 
-_INT8, _FLOAT8, _TEXT, _BYTEA = 20, 701, 25, 17
+_INT8, _FLOAT8, _TEXT, _BYTEA, _XID = 20, 701, 25, 17, 28
 
 
 class Column:
@@ -41,11 +41,15 @@ class Texts(Column):
     """``text[]``; ``None`` is NULL."""
 
 
+class Xids(Column):
+    """``xid[]``: which transactions wrote rows."""
+
+
 class Blobs(Column):
     """``bytea[]``; ``None`` is NULL."""
 
 
-KINDS: dict[str, type[Column]] = {"q": Ints, "d": Floats, "t": Texts, "b": Blobs}
+KINDS: dict[str, type[Column]] = {"q": Ints, "d": Floats, "t": Texts, "b": Blobs, "x": Xids}
 
 
 def columns(kinds: str, rows: Iterable[Sequence[Any]]) -> tuple[Column, ...]:
@@ -62,21 +66,24 @@ class _ArrayDumper(Dumper):
 
     def dump(self, obj: Column) -> bytes:
         """Return the array as the server reads it."""
-        count = len(obj.values)
+        values, count = obj.values, len(obj.values)
         if not count:
             return _HEADER.pack(0, 0, self.element, 0, 0)[:12]
-        return _HEADER.pack(1, 1, self.element, count, 1) + self._elements(obj.values)
+        header = _HEADER.pack(1, 1, self.element, count, 1)
+        if values[0] == values[-1] and values.count(values[0]) == count:
+            return header + self._elements(values[:1]) * count  # most columns hold one value
+        return header + self._elements(values)
 
     def _elements(self, values: Sequence[Any]) -> bytes:
         raise NotImplementedError
 
 
 class _FixedDumper(_ArrayDumper):
-    letter = "q"
+    letter, size = "q", 8
 
     def _elements(self, values: Sequence[Any]) -> bytes:
         count = len(values)
-        sizes = (8,) * count
+        sizes = (self.size,) * count
         return struct.pack(
             "!" + f"i{self.letter}" * count,
             *chain.from_iterable(zip(sizes, values, strict=True)),
@@ -92,6 +99,12 @@ class _FloatDumper(_FixedDumper):
     oid = 1022
     element = _FLOAT8
     letter = "d"
+
+
+class _XidDumper(_FixedDumper):
+    oid = 1011
+    element = _XID
+    letter, size = "I", 4
 
 
 class _BlobDumper(_ArrayDumper):
@@ -113,13 +126,23 @@ class _TextDumper(_BlobDumper):
         return super()._elements(encoded)
 
 
+_DUMPERS: dict[type[Column], type[_ArrayDumper]] = {
+    Ints: _IntDumper,
+    Floats: _FloatDumper,
+    Texts: _TextDumper,
+    Blobs: _BlobDumper,
+    Xids: _XidDumper,
+}
+_DUMP = {column: dumper(column).dump for column, dumper in _DUMPERS.items()}
+
+
+def packed(column: Column) -> bytes:
+    """Return a column as the server reads it."""
+    return _DUMP[type(column)](column)
+
+
 def register(connection: "Connection[Any]") -> None:
     """Teach a connection to send columns, and to read which transaction wrote a row."""
-    for column, dumper in (
-        (Ints, _IntDumper),
-        (Floats, _FloatDumper),
-        (Texts, _TextDumper),
-        (Blobs, _BlobDumper),
-    ):
+    for column, dumper in _DUMPERS.items():
         connection.adapters.register_dumper(column, dumper)
     connection.adapters.register_loader("xid", OidBinaryLoader)

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 from stoker.broker.base import EventsRequest, LeaseRequest, LedgerEvent, LedgerLimits, Poll
 from stoker.broker.books import Books, WorkerRecord
 from stoker.broker.postgres.arrays import Blobs, Floats, Ints, Texts, columns
+from stoker.broker.postgres.known import Trusted
 from stoker.broker.postgres.needs import Needs, demand
-from stoker.broker.postgres.session import Result
 from stoker.broker.postgres.store import PostgresStore, as_enlisted, as_head
+from stoker.broker.postgres.wire import Result
 from stoker.broker.rates import Bucket
 from stoker.broker.rows import ParkedOn, Queue, Row
 from stoker.broker.store import Enlisted, Head, Meta
@@ -30,12 +31,13 @@ _OTHERS = WorkerId("others")
 """Stands for every holder that this group has not asked for."""
 _QUEUE_CHUNK = 64
 _NO_PLACE = (-(2**62), 0)
+_NOT_PARKED = ParkedOn.NOTHING
 _SPARE_IDS = 8
 """Drawn with a group's locks beside its submits' places: new rollouts need one each."""
 
 _decode_missing = msgspec.msgpack.Decoder(dict[ActionId, float]).decode
 _decode_bucket = msgspec.msgpack.Decoder(Bucket).decode
-Key = tuple[str, RunId, int, str, bool, bool]
+Key = tuple[Queue, ActionState, ParkedOn]
 GAUGES = {4: "results", 6: "alone", 7: "reclaims"}
 """Counters of the ledger as a whole, under numbers that no waiting or held action's state has."""
 
@@ -126,17 +128,16 @@ class GroupBooks(Books):
 
     def _count(self, queue: Queue, state: ActionState, parked_on: ParkedOn, count: int) -> None:
         super()._count(queue, state, parked_on, count)
-        held = queue.holder is not None
-        number = STATE_NUMBERS[state]
-        key = (queue.worker_class, queue.run_id, number, parked_on.value, queue.suspect, held)
-        self._changes[key] += count
+        self._changes[queue, state, parked_on] += count
 
     def _line_up(self, old: Row | None, row: Row) -> None:
         """Other gateways change the queues as well."""
 
     def _count_step(self, old: Row, new: Row) -> None:
-        self._count(old.queue, old.state, old.parked_on, -1)
-        self._count(new.queue, new.state, new.parked_on, 1)
+        super()._count_step(old, new)
+        queue, changes = new.queue, self._changes
+        changes[queue, old.state, _NOT_PARKED] -= 1
+        changes[queue, new.state, _NOT_PARKED] += 1
 
     def _forward(self, old: Row, row: Row) -> None:
         self._recent.keep(row)
@@ -145,14 +146,15 @@ class GroupBooks(Books):
 
     def _counted(self) -> list[tuple[object, ...]]:
         """Return by how much this group changed each counter."""
-        changes: list[tuple[object, ...]] = [
-            (cls, run_id, state, parked_on, int(suspect), int(held), n)
-            for (cls, run_id, state, parked_on, suspect, held), n in self._changes.items()
-            if n
-        ]
-        for (state, name), before in zip(GAUGES.items(), self._gauges_before, strict=True):
+        summed: Counter[tuple[object, ...]] = Counter()
+        for (queue, state, parked_on), n in self._changes.items():
+            held, number = queue.holder is not None, STATE_NUMBERS[state]
+            place = (queue.worker_class, queue.run_id, number, parked_on.value)
+            summed[*place, int(queue.suspect), int(held)] += n
+        changes: list[tuple[object, ...]] = [(*key, n) for key, n in summed.items() if n]
+        for (number, name), before in zip(GAUGES.items(), self._gauges_before, strict=True):
             if getattr(self, name) != before:
-                changes.append(("", "", state, "", 0, 0, getattr(self, name) - before))
+                changes.append(("", "", number, "", 0, 0, getattr(self, name) - before))
         return sorted(changes)
 
     def _totals(self) -> dict[str, int]:
@@ -187,9 +189,12 @@ class GroupBooks(Books):
 
     # --- reading ahead
 
-    def read_ahead(self, needs: Needs, found: dict[str, Result]) -> None:
-        """Take in what ``ahead`` has locked and read."""
+    def read_ahead(self, needs: Needs, trusted: Trusted, found: dict[str, Result]) -> None:
+        """Take in what ``ahead`` has locked and read, and what need not be."""
         store = self.store
+        store.rely(trusted)
+        self._group |= trusted.rows
+        self._recent.heads |= trusted.heads
         store.drawn(found.get("draw", []))
         store.own(found.get("lock_owners", []))
         unheard = needs.holders - {WorkerId(c[0]) for c in found.get("lock_holders", [])}
@@ -202,13 +207,13 @@ class GroupBooks(Books):
         self._take_workers(
             [*needs.replaced, *needs.heard, *needs.holders], beats, found.get("workers_named", [])
         )
-        for end in found.get("lock_heads", []):
+        for end in found.get("read_heads", []):
             head = as_head(end)
             self._recent.heads[head.run_id, head.rollout_id] = head
-        self._heads_known |= needs.heads
+        self._heads_known |= needs.heads | needs.moves
         for row in store.held(found.get("lock_rows", [])):
             self._group[row.action_id] = row
-        self._absent |= needs.actions - set(self._group)
+        self._absent |= (needs.actions | needs.steps | needs.fresh) - self._group.keys()
         self._recent.outstanding |= dict.fromkeys(needs.submitting, 0)
         self._recent.outstanding |= {RolloutId(r): n for r, n in found.get("outstanding", [])}
 
@@ -311,7 +316,7 @@ class GroupBooks(Books):
         worker_id = worker.enlisted.worker_id
         if worker_id not in self._hands_known:
             self._hands_known.add(worker_id)
-            for row in self.store.lock("lock_in_hands", worker_id, worker_id):
+            for row in self.store.lock("lock_in_hands", *[worker_id] * 4):
                 self._group.setdefault(row.action_id, row)
         return [row for row in self._group.values() if row.bearer == worker_id]
 
@@ -382,9 +387,13 @@ class GroupBooks(Books):
     def flush(self) -> None:
         """Write everything this group has changed, in one go."""
         changed = (self._fresh, self._changed, self._told, self._heads_dirty, self._entries)
-        if any(changed):
-            with self.store.pipelined():
-                super().flush()
+        if not any(changed):
+            return
+        with self.store.pipelined():
+            if self._heads_dirty:  # rollouts come before actions in the order of locks
+                self.store.put_heads([self._recent.heads[key] for key in self._heads_dirty])
+                self._heads_dirty.clear()
+            super().flush()
 
     def _event_id(self) -> int:
         return 0  # the server numbers them: no id can be drawn amid a pipeline
@@ -439,9 +448,11 @@ def _beat_columns(beats: Sequence[Beat]) -> tuple[object, ...]:
     )
 
 
-def ahead(needs: Needs, now: float) -> list[tuple[str, tuple[object, ...]]]:
+def ahead(needs: Needs, trusted: Trusted, now: float) -> list[tuple[str, tuple[object, ...]]]:
     """Return the statements that lock and read what ``needs`` names, in the order of locks."""
     asked: list[tuple[str, tuple[object, ...]]] = []
+    heads = (needs.heads | needs.moves) - trusted.heads.keys()
+    actions = (needs.actions | needs.steps | needs.fresh) - trusted.rows.keys() - trusted.absent
     if needs.owners:
         asked.append(("lock_owners", _pairs(needs.owners)))
     if needs.replaced:
@@ -453,10 +464,10 @@ def ahead(needs: Needs, now: float) -> list[tuple[str, tuple[object, ...]]]:
     workers = needs.replaced | needs.heard | needs.holders
     if workers:
         asked.append(("workers_named", (_texts(workers),)))
-    if needs.heads:
-        asked.append(("lock_heads", _pairs(needs.heads)))
-    if needs.actions:
-        asked.append(("lock_rows", (_texts(needs.actions),)))
+    if heads:
+        asked.append(("read_heads", _pairs(heads)))
+    if actions:
+        asked.append(("lock_rows", (_texts(actions),)))
     if needs.submits:
         asked.append(("draw", (needs.submits + _SPARE_IDS,)))
     if needs.submitting:

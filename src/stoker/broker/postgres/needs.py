@@ -25,6 +25,13 @@ class Needs:
         self.owners: set[tuple[RunId, str]] = set()
         self.heads: set[tuple[RunId, RolloutId]] = set()
         self.actions: set[ActionId] = set()
+        """Locked before anything is decided."""
+        self.steps: set[ActionId] = set()
+        """What is decided of these changes them, as a rule."""
+        self.fresh: set[ActionId] = set()
+        """Submitted; new, as a rule."""
+        self.moves: set[tuple[RunId, RolloutId]] = set()
+        """Journals that entries are added to."""
         self.submitting: set[RolloutId] = set()
         self.submits = 0
         self.heard: set[WorkerId] = set()
@@ -55,21 +62,21 @@ class Needs:
             if request.replaces is not None:
                 self.replaced.add(request.replaces)
         elif isinstance(request, StartRequest | ReleaseRequest):
-            self.actions.update(held.action_id for held in request.held)
+            self.steps.update(held.action_id for held in request.held)
         elif isinstance(request, CompleteRequest):
-            self.actions.update(result.action_id for result in request.completions)
+            self.steps.update(result.action_id for result in request.completions)
 
     def _append(self, batch: AppendBatch) -> None:
         self.owners.add((batch.run_id, batch.partition))
         for one in batch.appends:
-            self.heads.add((batch.run_id, one.rollout_id))
-            self.actions.update(one.acknowledges)
+            (self.moves if one.events else self.heads).add((batch.run_id, one.rollout_id))
+            self.steps.update(one.acknowledges)
             if not one.submits:
                 continue
             self.submits += len(one.submits)
             self.submitting.add(one.rollout_id)
             for action in one.submits:
-                self.actions.add(action.action_id)
+                self.fresh.add(action.action_id)
                 if action.holder is not None:
                     self.holders.add(action.holder)
 

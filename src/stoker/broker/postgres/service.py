@@ -27,11 +27,12 @@ from stoker.broker.base import (
 from stoker.broker.dead_letters import settle_dead
 from stoker.broker.operating import SettledDead, SettleDead
 from stoker.broker.postgres.books import GROUP_MAX, GroupBooks, ahead
+from stoker.broker.postgres.known import Trusted
 from stoker.broker.postgres.needs import Needs
-from stoker.broker.postgres.session import Result
 from stoker.broker.postgres.store import PostgresStore
 from stoker.broker.postgres.sweeper import SWEEP_ROWS
 from stoker.broker.postgres.time import TICK_SECONDS, KeptTime, ServerClock
+from stoker.broker.postgres.wire import Result
 from stoker.broker.service import LedgerService, epochs_passed
 from stoker.broker.store import Meta
 from stoker.broker.worker_verbs import refuse_ended
@@ -192,7 +193,8 @@ class GatewayService(LedgerService):
         needs = Needs(requests)
         self._serial = self._serial or needs.submits > GROUP_MAX
         while True:
-            books, found = self._open_books(needs, now)
+            trusted = self._store.trust(needs)
+            books, found = self._open_books(needs, trusted, now)
             if self._serial or not books.tight(self._gateways):
                 break
             self._store.rollback()  # a cap is near: alone from the start
@@ -201,16 +203,18 @@ class GatewayService(LedgerService):
         self._serial = books.tight(self._gateways)
         self._books = self._handling = books
         self._expiry = KeptTime(books, self._grace_until)
-        books.read_ahead(needs, found)
+        books.read_ahead(needs, trusted, found)
 
-    def _open_books(self, needs: Needs, now: Instant) -> tuple[GroupBooks, dict[str, Result]]:
+    def _open_books(
+        self, needs: Needs, trusted: Trusted, now: Instant
+    ) -> tuple[GroupBooks, dict[str, Result]]:
         """Begin, lock and read in one go; counters are read after the lock that orders them."""
         store = self._store
         asked = [
             ("caps" if self._serial else "caps_shared", (store.key,)),
             ("moment", ()),
             ("counters", ()),
-            *ahead(needs, now.boot),
+            *ahead(needs, trusted, now.boot),
         ]
         found = dict(zip((name for name, _ in asked), store.begin_with(asked), strict=True))
         [(seconds, self._gateways)], store.counters = found["moment"], found["counters"]

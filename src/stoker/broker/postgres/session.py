@@ -5,9 +5,8 @@ nobody is answered. Where another gateway was in the way (``StorageConflict``) n
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import files
-from typing import Any
 
 import psycopg
 from psycopg import errors
@@ -15,6 +14,7 @@ from psycopg import errors
 from stoker.broker.books import COUNTER_BITS
 from stoker.broker.postgres.connection import Db, ledger_key
 from stoker.broker.postgres.promises import advice
+from stoker.broker.postgres.wire import Answer, Result, Wire
 from stoker.broker.store import StorageConflict, StorageFull, StorageLost
 from stoker.seams.faultpoints import declare, reach
 
@@ -31,8 +31,12 @@ MUTABLE_KINDS = "dqtqqqtqqdtqqtbq"
 _SQL_TYPES = {"q": "bigint", "d": "float8", "t": "text", "b": "bytea"}
 
 _DRAWN_MIN = 32
-
-Result = list[tuple[Any, ...]]
+_IN_THE_WAY = (
+    errors.DeadlockDetected,
+    errors.SerializationFailure,
+    errors.UniqueViolation,
+    errors.DivisionByZero,  # how a statement says that rows are not as they were taken to be
+)
 
 
 class Session:
@@ -45,6 +49,7 @@ class Session:
         self.syncs = 0
         self.epoch = 0
         self._db = db
+        self._wire = Wire(db)
         self._sql = _statements()
         self._ids: list[int] = []
         self._piped = False
@@ -72,8 +77,8 @@ class Session:
             if not sync:
                 self.run("SET LOCAL synchronous_commit = off")
             done = self.run("COMMIT")
-        if done.statusmessage != "COMMIT":
-            raise StorageConflict(f"the transaction ended with {done.statusmessage}")
+        if done.said != "COMMIT":
+            raise StorageConflict(f"the transaction ended with {done.said}")
         self.commits += 1
         self.syncs += sync
         reach(COMMIT_AFTER)
@@ -101,30 +106,36 @@ class Session:
             return
         self._piped = True
         try:
-            with _translated(), self._db.pipeline():
+            with _translated():
                 yield
+                self._wire.wait()
+        except BaseException:
+            with suppress(psycopg.Error):
+                self._wire.wait()
+            raise
         finally:
             self._piped = False
 
-    def run(
-        self, name: str, parameters: Sequence[object] = ()
-    ) -> "psycopg.Cursor[tuple[Any, ...]]":
-        """Execute one named statement."""
+    def run(self, name: str, parameters: Sequence[object] = ()) -> Answer:
+        """Execute one named statement; within ``pipelined`` its answer comes at the end."""
         with _translated():
-            return self._db.execute(
-                self._sql.get(name, name), parameters or None, prepare=True, binary=True
-            )
+            answer = self._wire.send(self._sql.get(name, name), parameters)
+            if not self._piped:
+                self._wire.wait()
+        return answer
 
     def all(self, name: str, *parameters: object) -> Result:
         """Return every row of one named statement."""
         with _translated():
-            return self.run(name, parameters).fetchall()
+            answer = self._wire.send(self._sql.get(name, name), parameters)
+            self._wire.wait()
+        return answer.rows
 
     def together(self, asked: Sequence[tuple[str, tuple[object, ...]]]) -> list[Result]:
         """Execute statements in one go, in order, and return the rows of each."""
         with self.pipelined():
-            cursors = [self.run(name, parameters) for name, parameters in asked]
-        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+            answers = [self.run(name, parameters) for name, parameters in asked]
+        return [answer.rows for answer in answers]
 
     def draw(self, at_least: int = 1) -> int:
         """Return an id above all that was drawn before the newest lock of this group."""
@@ -143,7 +154,7 @@ def _translated() -> Iterator[None]:
         yield
     except errors.DiskFull as error:
         raise StorageFull(str(error)) from error
-    except (errors.DeadlockDetected, errors.SerializationFailure, errors.UniqueViolation) as error:
+    except _IN_THE_WAY as error:
         raise StorageConflict(str(error)) from error
     except psycopg.OperationalError as error:
         raise StorageLost(" ".join(str(error).split())) from None

@@ -1,6 +1,8 @@
 -- Every statement of a gateway, by name. Parameters are whole columns (arrays) where rows are many.
 -- Locks are always taken in this order: caps, owners, workers, rollouts, actions, partitions,
 -- buckets; what is not in order skips what is locked.
+-- Steps of rows that were not locked name the version they are of (0: ours already) and divide by
+-- nought when one of them has another.
 
 -- name: caps
 SELECT pg_advisory_xact_lock(%s, 1);
@@ -78,7 +80,7 @@ WITH gone AS (
 DELETE FROM heartbeat USING gone WHERE heartbeat.worker_id = gone.worker_id;
 -- name: expect_bearers
 INSERT INTO heartbeat SELECT DISTINCT w, %s::float8, 0::float8, NULL::bytea, 0::smallint FROM (
-    SELECT worker AS w FROM action WHERE fence <> 0
+    SELECT worker AS w FROM unfinished WHERE waits = 2
     UNION ALL SELECT reclaim_worker FROM action WHERE reclaim_fence <> 0) hands
 ON CONFLICT (worker_id) DO NOTHING;
 -- name: workers_named
@@ -90,10 +92,10 @@ INSERT INTO worker SELECT * FROM unnest(%s::text[], %s::text[], %s::bytea[], %s:
 ON CONFLICT (worker_id)
 DO UPDATE SET name = excluded.name, slots = excluded.slots, ended = excluded.ended;
 
--- name: lock_heads
+-- name: read_heads
+-- Not locked: they change under their owner's row only.
 SELECT head, run_id, rollout_id, part, seq, finished FROM rollout
-WHERE (run_id, rollout_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]))
-ORDER BY head FOR UPDATE;
+WHERE (run_id, rollout_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
 -- name: head
 SELECT head, run_id, rollout_id, part, seq, finished FROM rollout
 WHERE run_id = %s AND rollout_id = %s;
@@ -106,6 +108,13 @@ ORDER BY head LIMIT %s;
 INSERT INTO rollout
 SELECT * FROM unnest(%s::bigint[], %s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[])
 ON CONFLICT (head) DO UPDATE SET seq = excluded.seq, finished = excluded.finished;
+-- name: move_heads
+WITH moved AS (
+    UPDATE rollout r SET seq = v.seq, finished = v.finished
+    FROM unnest(%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) v (head, before, seq, finished)
+    WHERE r.head = v.head AND r.seq = v.before
+    RETURNING 1)
+SELECT 1 / (count(*) = %s)::int FROM moved;
 -- name: write
 INSERT INTO journal SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[]);
 -- name: entries
@@ -128,39 +137,46 @@ SELECT {hot}, a.xmin FROM action a WHERE a.place = ANY(%s::bigint[]);
 SELECT a.place, a.xmin FROM action a WHERE a.action_id = ANY(%s::text[]) ORDER BY a.place FOR UPDATE;
 -- name: lock_in_hands
 SELECT {hot}, a.xmin FROM action a
-WHERE (a.fence <> 0 AND a.worker = %s) OR (a.reclaim_fence <> 0 AND a.reclaim_worker = %s)
+WHERE a.place IN (SELECT place FROM unfinished WHERE waits = 2 AND worker = %s
+        UNION ALL SELECT place FROM action WHERE reclaim_fence <> 0 AND reclaim_worker = %s)
+    AND ((a.fence <> 0 AND a.worker = %s) OR (a.reclaim_fence <> 0 AND a.reclaim_worker = %s))
 ORDER BY a.place FOR UPDATE;
 -- name: lock_queued
-SELECT a.place, a.xmin FROM action a
-WHERE a.state = 1 AND a.class = %s AND a.run_id = %s AND a.holder = %s AND a.suspect = %s
-    AND (a.rank, a.place) > (%s, %s)
-ORDER BY a.rank, a.place LIMIT %s FOR UPDATE SKIP LOCKED;
+SELECT a.place, a.xmin FROM unfinished u JOIN action a USING (place)
+WHERE u.waits = 1 AND u.class = %s AND u.run_id = %s AND u.holder = %s AND u.suspect = %s
+    AND (u.rank, u.place) > (%s, %s) AND a.state = 1 AND a.suspect = u.suspect
+ORDER BY u.rank, u.place LIMIT %s FOR UPDATE OF a SKIP LOCKED;
 -- name: queued
-SELECT {hot}, a.xmin FROM action a
-WHERE a.state = 1 AND a.class = %s AND a.run_id = %s AND a.holder = %s AND a.suspect = %s
-ORDER BY a.rank, a.place LIMIT %s;
+SELECT {hot}, a.xmin FROM unfinished u JOIN action a USING (place)
+WHERE u.waits = 1 AND u.class = %s AND u.run_id = %s AND u.holder = %s AND u.suspect = %s
+ORDER BY u.rank, u.place LIMIT %s;
 -- name: parked
-SELECT {hot}, a.xmin FROM action a WHERE a.state = 0 AND a.parked_on = 'caps' AND a.class = %s
-    AND a.run_id = %s
-ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
+SELECT {hot}, a.xmin FROM unfinished u JOIN action a USING (place)
+WHERE u.waits = 0 AND u.parked_on = 'caps' AND u.class = %s AND u.run_id = %s
+    AND a.state = 0 AND a.parked_on = 'caps'
+ORDER BY u.place LIMIT %s FOR UPDATE OF a SKIP LOCKED;
 -- name: parked_run
-SELECT {hot}, a.xmin FROM action a WHERE a.state = 0 AND a.parked_on = 'run' AND a.run_id = %s
-ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
+SELECT {hot}, a.xmin FROM unfinished u JOIN action a USING (place)
+WHERE u.waits = 0 AND u.parked_on = 'run' AND u.run_id = %s AND a.state = 0 AND a.parked_on = 'run'
+ORDER BY u.place LIMIT %s FOR UPDATE OF a SKIP LOCKED;
 -- name: parked_of
-SELECT {hot}, a.xmin FROM action a WHERE a.state = 0 AND a.parked_on = 'rollout' AND a.rollout_id = %s
-ORDER BY a.place LIMIT %s FOR UPDATE SKIP LOCKED;
+SELECT {hot}, a.xmin FROM unfinished u JOIN action a USING (place)
+WHERE u.waits = 0 AND u.parked_on = 'rollout' AND u.rollout_id = %s
+    AND a.state = 0 AND a.parked_on = 'rollout'
+ORDER BY u.place LIMIT %s FOR UPDATE OF a SKIP LOCKED;
 -- name: parked_rollouts
-SELECT DISTINCT rollout_id FROM action WHERE state = 0 AND parked_on = 'rollout';
+SELECT DISTINCT rollout_id FROM unfinished WHERE waits = 0 AND parked_on = 'rollout';
 -- name: held_by
-SELECT {hot}, a.xmin FROM action a WHERE a.state < 2 AND a.holder <> '' AND a.holder = %s
-ORDER BY a.place FOR UPDATE;
+SELECT {hot}, a.xmin FROM unfinished u JOIN action a USING (place)
+WHERE u.waits < 2 AND u.holder <> '' AND u.holder = %s AND a.state < 2
+ORDER BY a.place FOR UPDATE OF a;
 -- name: unfinished
-SELECT {hot}, a.xmin FROM action a WHERE a.state < 4 AND a.rollout_id = %s ORDER BY a.place FOR UPDATE;
+SELECT {hot}, a.xmin FROM unfinished u JOIN action a USING (place)
+WHERE u.rollout_id = %s AND a.state < 4 ORDER BY a.place FOR UPDATE OF a;
 -- name: due
-SELECT {hot}, a.xmin FROM action a WHERE a.state < 4 AND a.due_boot <= %s
-ORDER BY a.due_boot LIMIT %s FOR UPDATE SKIP LOCKED;
--- name: next_due
-SELECT due_boot FROM action WHERE state < 4 ORDER BY due_boot LIMIT 1;
+SELECT {hot}, a.xmin FROM unfinished u JOIN action a USING (place)
+WHERE u.deadline_boot <= %s AND a.state < 4 AND a.due_boot <= %s
+ORDER BY u.deadline_boot LIMIT %s FOR UPDATE OF a SKIP LOCKED;
 -- name: inputs
 SELECT place, action FROM input WHERE place = ANY(%s::bigint[]);
 -- name: rows
@@ -174,7 +190,7 @@ WHERE a.rollout_id = %s ORDER BY a.place;
 -- name: dead
 SELECT {hot}, i.action, r.completion
 FROM action a LEFT JOIN input i USING (place) JOIN result r USING (place)
-WHERE a.settled_status = 'dead' AND a.run_id = %s ORDER BY a.place;
+WHERE a.dead = 1 AND a.run_id = %s ORDER BY a.place;
 -- name: revive
 UPDATE action a SET accepted_wall = v.aw, deadline_wall = v.dw, accepted_boot = v.ab,
     deadline_boot = v.db
@@ -190,39 +206,111 @@ INSERT INTO audit (at, who, what, run_id, action_id, detail) VALUES (%s, %s, %s,
 SELECT at, who, what, run_id, action_id, detail FROM audit
 WHERE run_id IN ('', %s) ORDER BY place;
 -- name: outstanding
-SELECT rollout_id, count(*) FROM action
-WHERE state < 4 AND rollout_id = ANY(%s::text[]) AND parked_on <> 'rollout' GROUP BY 1;
+SELECT rollout_id, count(*) FROM unfinished
+WHERE rollout_id = ANY(%s::text[]) AND parked_on <> 'rollout' GROUP BY 1;
 -- name: held_counts
-SELECT class, holder, count(*) FROM action
-WHERE state = 1 AND state < 2 AND holder <> '' AND holder = ANY(%s::text[]) GROUP BY 1, 2;
+SELECT class, holder, count(*) FROM unfinished
+WHERE waits < 2 AND waits = 1 AND holder <> '' AND holder = ANY(%s::text[]) GROUP BY 1, 2;
 -- name: all_held
-SELECT class, holder, count(*) FROM action WHERE state = 1 AND state < 2 AND holder <> '' GROUP BY 1, 2;
+SELECT class, holder, count(*) FROM unfinished
+WHERE waits < 2 AND waits = 1 AND holder <> '' GROUP BY 1, 2;
 -- name: hands
-SELECT worker, action_id FROM action WHERE fence <> 0
+SELECT u.worker, a.action_id FROM unfinished u JOIN action a USING (place) WHERE u.waits = 2
 UNION ALL SELECT reclaim_worker, action_id FROM action WHERE fence = 0 AND reclaim_fence <> 0;
 -- name: held_now
-SELECT action_id, fence, reclaim_fence, accepted_boot + queue_seconds FROM action
-WHERE (fence <> 0 AND worker = %s) OR (reclaim_fence <> 0 AND reclaim_worker = %s);
+SELECT a.action_id, a.fence, a.reclaim_fence, a.accepted_boot + a.queue_seconds
+FROM unfinished u JOIN action a USING (place) WHERE u.waits = 2 AND u.worker = %s
+UNION ALL SELECT action_id, fence, reclaim_fence, accepted_boot + queue_seconds FROM action
+WHERE reclaim_fence <> 0 AND reclaim_worker = %s AND worker IS DISTINCT FROM reclaim_worker;
 -- name: untold
 UPDATE action SET revoke_told = 1
 WHERE reclaim_fence <> 0 AND revoke_told = 0 AND reclaim_worker = ANY(%s::text[])
 RETURNING reclaim_worker, action_id, reclaim_fence;
 
 -- name: insert
-INSERT INTO action SELECT * FROM unnest({unnest_hot});
+WITH fresh AS (INSERT INTO action SELECT * FROM unnest({unnest_hot})
+    RETURNING place, rollout_id, run_id, class, holder, rank, deadline_boot, state, parked_on,
+    suspect, worker)
+INSERT INTO unfinished
+SELECT place, rollout_id, run_id, class, holder, rank, deadline_boot, least(state, 2), parked_on,
+    suspect, worker
+FROM fresh WHERE state < 4;
 -- name: insert_input
 INSERT INTO input SELECT * FROM unnest(%s::bigint[], %s::bytea[]);
 -- name: update
-UPDATE action a SET due_boot = v.due_boot, state = v.state, parked_on = v.parked_on,
-    deliveries = v.deliveries, attempts = v.attempts, fence = v.fence, worker = v.worker,
-    alone = v.alone, suspect = v.suspect, queue_seconds = v.queue_seconds,
-    settled_status = v.settled_status, settled_fence = v.settled_fence,
-    reclaim_fence = v.reclaim_fence, reclaim_worker = v.reclaim_worker, history = v.history,
-    revoke_told = CASE WHEN a.reclaim_fence = v.reclaim_fence THEN a.revoke_told ELSE 0 END
-FROM unnest({unnest_mutable}) v (due_boot, state, parked_on, deliveries, attempts, fence, worker,
-    alone, suspect, queue_seconds, settled_status, settled_fence, reclaim_fence, reclaim_worker,
-    history, place)
-WHERE a.place = v.place;
+-- Any change, however many steps were made at once.
+WITH changed AS (
+    UPDATE action a SET due_boot = v.due_boot, state = v.state, parked_on = v.parked_on,
+        deliveries = v.deliveries, attempts = v.attempts, fence = v.fence, worker = v.worker,
+        alone = v.alone, suspect = v.suspect, queue_seconds = v.queue_seconds,
+        settled_status = v.settled_status, settled_fence = v.settled_fence,
+        reclaim_fence = v.reclaim_fence, reclaim_worker = v.reclaim_worker, history = v.history,
+        revoke_told = CASE WHEN a.reclaim_fence = v.reclaim_fence THEN a.revoke_told ELSE 0 END,
+        dead = coalesce(v.settled_status = 'dead', false)::int
+    FROM unnest({unnest_mutable}) v (due_boot, state, parked_on, deliveries, attempts, fence,
+        worker, alone, suspect, queue_seconds, settled_status, settled_fence, reclaim_fence,
+        reclaim_worker, history, place)
+    WHERE a.place = v.place
+    RETURNING a.place, a.rollout_id, a.run_id, a.class, a.holder, a.rank, a.deadline_boot, a.state,
+        a.parked_on, a.suspect, a.worker
+), gone AS (
+    DELETE FROM unfinished
+    WHERE place = ANY(ARRAY(SELECT place FROM changed WHERE state > 3)))
+INSERT INTO unfinished
+SELECT place, rollout_id, run_id, class, holder, rank, deadline_boot, least(state, 2), parked_on,
+    suspect, worker
+FROM changed WHERE state < 4
+ON CONFLICT (place) DO UPDATE SET deadline_boot = excluded.deadline_boot, waits = excluded.waits,
+    parked_on = excluded.parked_on, suspect = excluded.suspect, worker = excluded.worker;
+-- name: lease
+WITH given AS (
+    UPDATE action a SET state = 2, deliveries = v.deliveries, fence = v.fence, worker = v.worker,
+        alone = v.alone, queue_seconds = v.queue_seconds
+    FROM unnest(%s::bigint[], %s::xid[], %s::bigint[], %s::bigint[], %s::text[], %s::bigint[],
+            %s::float8[])
+        v (place, version, deliveries, fence, worker, alone, queue_seconds)
+    WHERE a.place = v.place AND (v.version = '0' OR a.xmin = v.version)
+    RETURNING a.place, a.rollout_id, a.run_id, a.class, a.holder, a.rank, a.deadline_boot,
+        a.parked_on, a.suspect, a.worker
+), apart AS (
+    INSERT INTO unfinished
+    SELECT place, rollout_id, run_id, class, holder, rank, deadline_boot, 2, parked_on, suspect,
+        worker
+    FROM given
+    ON CONFLICT (place) DO UPDATE SET waits = 2, worker = excluded.worker)
+SELECT 1 / (count(*) = %s)::int FROM given;
+-- name: start
+WITH begun AS (
+    UPDATE action a SET state = 3, attempts = v.attempts, due_boot = v.due_boot
+    FROM unnest(%s::bigint[], %s::xid[], %s::bigint[], %s::float8[])
+        v (place, version, attempts, due_boot)
+    WHERE a.place = v.place AND (v.version = '0' OR a.xmin = v.version)
+    RETURNING 1)
+SELECT 1 / (count(*) = %s)::int FROM begun;
+-- name: complete
+WITH ended AS (
+    UPDATE action a SET state = 4, fence = 0, worker = NULL, alone = 0, suspect = 0,
+        settled_status = v.settled_status, settled_fence = v.settled_fence,
+        dead = (v.settled_status = 'dead')::int
+    FROM unnest(%s::bigint[], %s::xid[], %s::text[], %s::bigint[])
+        v (place, version, settled_status, settled_fence)
+    WHERE a.place = v.place AND (v.version = '0' OR a.xmin = v.version)
+    RETURNING a.place
+), gone AS (
+    DELETE FROM unfinished WHERE place = ANY(ARRAY(SELECT place FROM ended)))
+SELECT 1 / (count(*) = %s)::int FROM ended;
+-- name: acknowledge
+WITH passed AS (
+    UPDATE action a SET state = 5
+    FROM unnest(%s::bigint[], %s::xid[]) v (place, version)
+    WHERE a.place = v.place AND (v.version = '0' OR a.xmin = v.version)
+    RETURNING 1)
+SELECT 1 / (count(*) = %s)::int FROM passed;
+-- name: verify
+WITH seen AS (
+    SELECT 1 FROM unnest(%s::bigint[], %s::xid[]) v (place, version) JOIN action a USING (place)
+    WHERE a.xmin = v.version FOR UPDATE OF a)
+SELECT 1 / (count(*) = %s)::int FROM seen;
 -- name: settle
 INSERT INTO result SELECT * FROM unnest(%s::bigint[], %s::bytea[]);
 -- name: bury_inputs
@@ -232,7 +320,8 @@ DELETE FROM result WHERE place = ANY(%s::bigint[]);
 -- name: bury_events
 DELETE FROM event WHERE place = ANY(%s::bigint[]);
 -- name: defer
-UPDATE action SET due_boot = greatest(due_boot, %s) WHERE fence <> 0 AND state = 3;
+UPDATE action a SET due_boot = greatest(due_boot, %s)
+FROM unfinished u WHERE u.waits = 2 AND a.place = u.place AND a.fence <> 0 AND a.state = 3;
 
 -- name: lock_partitions
 SELECT pg_advisory_xact_lock(k) FROM unnest(%s::bigint[]) k;
@@ -240,10 +329,11 @@ SELECT pg_advisory_xact_lock(k) FROM unnest(%s::bigint[]) k;
 INSERT INTO event SELECT %s::bigint + nextval('ids'), *
 FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bytea[]);
 -- name: told
-SELECT e.event_id, e.kind, e.action_id, e.rollout_id, e.detail,
-    CASE e.kind WHEN 'completed' THEN r.completion ELSE e.completion END
-FROM event e LEFT JOIN result r USING (place)
-WHERE e.run_id = %s AND e.part = %s AND e.event_id > %s ORDER BY e.event_id LIMIT %s;
+-- No join: planned while `result` is empty, it would read all of it for every event.
+SELECT e.event_id, e.kind, e.action_id, e.rollout_id, e.detail, CASE e.kind
+    WHEN 'completed' THEN (SELECT completion FROM result r WHERE r.place = e.place)
+    ELSE e.completion END
+FROM event e WHERE e.run_id = %s AND e.part = %s AND e.event_id > %s ORDER BY e.event_id LIMIT %s;
 -- name: forget_passed
 DELETE FROM event
 WHERE run_id = %s AND part = %s AND event_id <= %s AND kind IN ('requeued', 'reclaimed');

@@ -1,25 +1,27 @@
 """The PostgreSQL store: one connection, one transaction per group, whole columns per statement.
 
 What other engines keep in memory lies in rows here, since other gateways change it too: every row
-that a group decides about is locked first (``statements.sql`` has the order of locks). What this
-gateway wrote or read last is kept by place and *version*, the transaction that wrote the row: locks
-answer with the version, and only a row that somebody else has changed is read again.
+that a group decides about is locked first (``statements.sql`` has the order of locks), or taken for
+granted and checked as it is written (``trust``). Locks answer with a row's version, and only a row
+that somebody else has changed is read again.
 A lost connection is ``StorageLost``: the group may or may not have been committed, so nobody is
 answered.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
 from stoker.broker.base import EventsRequest, LedgerEvent, LedgerEventKind
 from stoker.broker.books import COUNTER_BITS
 from stoker.broker.operating import AuditEntry
 from stoker.broker.postgres.arrays import Ints, Texts, columns
 from stoker.broker.postgres.connection import Db, partition_key
-from stoker.broker.postgres.session import HOT, HOT_KINDS, MUTABLE_KINDS, Result, Session
+from stoker.broker.postgres.session import HOT, HOT_KINDS, MUTABLE_KINDS
+from stoker.broker.postgres.trust import TrustingSession
+from stoker.broker.postgres.wire import Result
 from stoker.broker.rows import Queue, Row
 from stoker.broker.store import (
     Counted,
@@ -35,21 +37,21 @@ from stoker.broker.store_sqlite_rows import (
     decode_completion,
     decode_row,
     encode,
+    has_history,
     hot_columns,
     mutable_columns,
 )
 from stoker.errors import LedgerRefused
-from stoker.model.action import Action, ActionState
+from stoker.model.action import Action
 from stoker.model.completion import CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 from stoker.seams.clock import Instant
 
-_ROWS_KEPT = 8192
 _STATE, _PLACE = HOT.index("state"), HOT.index("place")
 _VERSION = len(HOT)
 
 
-class PostgresStore(Session):
+class PostgresStore(TrustingSession):
     """A store in one schema of a database; tables are shared, the connection is ours."""
 
     engine = "postgres"
@@ -60,46 +62,12 @@ class PostgresStore(Session):
         self.ended = 0
         """Rows buried since somebody set this to nought."""
         self._owners: dict[tuple[RunId, str], Owner] = {}
-        self._rows: dict[int, tuple[int, Row]] = {}
-        """By place: the version that was read or written last, and what it holds."""
-        self._written: dict[int, Row] = {}
-        """What the open transaction wrote; kept when it has been committed."""
-        self._rewritten = False
-        """The open transaction changed rows without naming what they hold now."""
         self._told_ahead: dict[tuple[object, ...], Result] = {}
-        self._later: list[tuple[str, tuple[object, ...]]] = []
-
-    def begin_with(self, asked: Sequence[tuple[str, tuple[object, ...]]]) -> list[Result]:
-        """Open a transaction; who owns what is asked anew."""
-        self._leave_group()
-        return super().begin_with(asked)
-
-    def commit_after(self, write: Callable[[], None], *, sync: bool) -> None:
-        """Close the transaction, what ``write`` sends and the commit in one go."""
-        asked = []
-
-        def write_all() -> None:
-            write()
-            for name, parameters in self._later:
-                self.run(name, parameters)
-            if self._written:
-                asked.append(self.run("version"))
-
-        super().commit_after(write_all, sync=sync)
-        if self._rewritten:
-            self._rows.clear()  # what was read since may have been written again, as of one version
-        elif asked:
-            [(version,)] = asked[0].fetchall()
-            for row in self._written.values():
-                self._keep(version, row)
-        self._leave_group()
 
     def _leave_group(self) -> None:
+        super()._leave_group()
         self._owners.clear()
-        self._written.clear()
         self._told_ahead.clear()
-        self._later.clear()
-        self._rewritten = False
 
     # --- rows
 
@@ -108,7 +76,7 @@ class PostgresStore(Session):
         inputs: dict[int, Action | None] = {}
         for columns_ in result:
             if columns_[_STATE] < len(STATES) - 1:
-                kept = self._rows.get(columns_[_PLACE])
+                kept = self._known.get(columns_[_PLACE])
                 inputs[columns_[_PLACE]] = kept[1].action if kept is not None else None
         missing = [place for place, action in inputs.items() if action is None]
         for place, action in self.all("inputs", Ints(missing)) if missing else ():
@@ -117,27 +85,15 @@ class PostgresStore(Session):
         for columns_ in result:
             known = inputs.get(columns_[_PLACE])
             row = decode_row((*columns_[:_VERSION], None, None), known=known)
-            self._keep(columns_[_VERSION], row)
+            self._known.keep(columns_[_VERSION], row)
             found.append(row)
         return found
-
-    def _keep(self, version: int, row: Row) -> None:
-        rows = self._rows
-        rows.pop(row.order, None)
-        if row.state is ActionState.ACKNOWLEDGED:
-            return
-        rows[row.order] = (
-            version,
-            row if row.completion is None else replace(row, completion=None),
-        )
-        if len(rows) > _ROWS_KEPT:
-            del rows[next(iter(rows))]
 
     def held(self, found: Result) -> list[Row]:
         """Return locked rows by place and version; reads those that are not as they were here."""
         rows: dict[int, Row | None] = {}
         for place, version in found:
-            kept = self._rows.get(place)
+            kept = self._known.get(place)
             rows[place] = kept[1] if kept is not None and kept[0] == version else None
         changed = [place for place, row in rows.items() if row is None]
         for row in self.read(self.all("rows_at", Ints(changed))) if changed else ():
@@ -163,13 +119,32 @@ class PostgresStore(Session):
         self._many("insert", HOT_KINDS, [hot_columns(row) for row in rows])
         self._many("insert_input", "qb", [(row.order, encode(row.action)) for row in rows])
         self._written.update((row.order, row) for row in rows)
+        self._assumed.difference_update(row.action_id for row in rows)
 
     def update(self, rows: Sequence[Row]) -> None:
         """Write the changed state of rows."""
+        self._verify([row.order for row in rows if row.order in self._trusted])
         self._many("update", MUTABLE_KINDS, [mutable_columns(row) for row in rows])
         self._written.update((row.order, row) for row in rows)
 
-    lease = start = acknowledge = update
+    def lease(self, rows: Sequence[Row]) -> None:
+        """Write what a lease changes."""
+        names = ("deliveries", "fence", "worker", "alone", "queue_seconds")
+        self._step("lease", "qqtqd", rows, *map(attrgetter, names))
+
+    def start(self, rows: Sequence[Row]) -> None:
+        """Write what a start changes."""
+        self._step("start", "qd", rows, *map(attrgetter, ("attempts", "due_boot")))
+
+    def complete(self, rows: Sequence[Row]) -> None:
+        """Write what a result changes, in one way or another."""
+        plain = [row for row in rows if not row.reclaim_fence and not has_history(row)]
+        self._step("complete", "tq", plain, *map(attrgetter, ("settled_status", "settled_fence")))
+        self.update([row for row in rows if row.reclaim_fence or has_history(row)])
+
+    def acknowledge(self, rows: Sequence[Row]) -> None:
+        """Write what an acknowledgement changes."""
+        self._step("acknowledge", "", rows)
 
     def settle(self, rows: Sequence[Row]) -> None:
         """Add results."""
@@ -235,7 +210,7 @@ class PostgresStore(Session):
 
     def due(self, before: float, limit: int) -> list[Row]:
         """Lock unfinished rows whose time is up, as far as nobody else has them."""
-        return self.lock("due", before, limit)
+        return self.lock("due", before, before, limit)
 
     def next_due(self) -> float | None:
         """Return nothing: the keeper of time asks the database itself."""
@@ -285,7 +260,7 @@ class PostgresStore(Session):
 
     def _forget_rows(self) -> None:
         """Trust no row that this transaction may have changed by a rule."""
-        self._rows.clear()
+        self._known.clear()
         self._rewritten = True
 
     # --- events
@@ -358,7 +333,12 @@ class PostgresStore(Session):
 
     def put_heads(self, heads: Sequence[Head]) -> None:
         """Write journal ends."""
-        self._many("put_heads", "qtttqq", heads)
+        moved = sorted(head for head in heads if head.key in self._ends)
+        if moved:
+            ends = [(h.key, self._ends.pop(h.key), h.seq, h.finished) for h in moved]
+            self.run("move_heads", (*columns("qqqq", ends), len(ends)))
+        self._moved.update((head.key, head) for head in heads)
+        self._many("put_heads", "qtttqq", sorted(set(heads).difference(moved)))
 
     def heads(self, run_id: RunId, after: RolloutId | None, limit: int) -> list[Head]:
         """Return a run's rollouts in order of admission."""

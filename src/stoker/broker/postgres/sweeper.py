@@ -13,7 +13,7 @@ from stoker.broker.store import StorageLost
 SWEEP_ROWS = 4096
 """Actions that ended since the last vacuum was asked for."""
 _VACUUM = b"""VACUUM (SKIP_LOCKED, TRUNCATE false)
-    input, result, event, heartbeat, counter, total, owner"""
+    input, result, event, unfinished, heartbeat, counter, total, owner"""
 
 
 class Sweeper:
