@@ -145,7 +145,7 @@ def test_right_name_in_the_wrong_place_says_where_it_lives() -> None:
 
 
 def test_unknown_section_lists_the_known_ones() -> None:
-    assert "known here: admission, lane" in refusal(sets=("foo.bar=1",))
+    assert "known here: admission, budget, lane" in refusal(sets=("foo.bar=1",))
 
 
 @pytest.mark.parametrize(
@@ -160,6 +160,8 @@ def test_unknown_section_lists_the_known_ones() -> None:
         ("ledger.lease=5 parsecs", "write a number with one of ms, s, m, h, d"),
         ("ledger.lease=inf", "finite"),
         ("workers.call_class=nope", "none of ['fast']"),
+        ("budget.money=3", "budget.money needs budget.token_price or budget.box_price"),
+        ("budget.tokens=0", "budget.tokens is 0; it must be at least 1"),
         ("workers.classes.fast.service=web", "give it a rate: services.web.rate"),
         ("services.web.rate=0", "services.web.rate is 0; it must be"),
         ("services.web={rate=1, burst=0}", "services.web.burst is 0; it must be"),

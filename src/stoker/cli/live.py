@@ -17,7 +17,7 @@ from rich.text import Text
 from stoker.cli.output import counted, duration, percent, table
 from stoker.cli.text import clean, shorten
 from stoker.coordinator.request import Observer
-from stoker.coordinator.view import CapsView, LaneView, RunSnapshot, ServiceView
+from stoker.coordinator.view import BudgetView, CapsView, LaneView, RunSnapshot, ServiceView
 from stoker.model.outcome import OutcomeKind
 
 REFRESH_SECONDS = 0.25
@@ -108,6 +108,8 @@ def frame(snapshot: RunSnapshot, width: int) -> RenderableType:
         parts.append(_line("ledger", _caps(snapshot.caps)))
     if snapshot.services:
         parts.append(_line("services", _services(snapshot.services)))
+    if snapshot.budget is not None:
+        parts.append(_line("budget", _budget(snapshot.budget)))
     if snapshot.held:
         parts.append(_line("held", Text(clean(snapshot.held), "yellow")))
     if snapshot.stragglers is not None:
@@ -268,6 +270,20 @@ def _services(services: dict[str, ServiceView]) -> Text:
         if one.waits_seconds >= _WAITS_SHOWN:
             text.append(f", next in {duration(one.waits_seconds)}")
     return text
+
+
+def _budget(budget: BudgetView) -> Text:
+    """Return what is spent of each budget there is."""
+    said = []
+    if budget.tokens_max is not None:
+        said.append(f"{budget.tokens:,} of {budget.tokens_max:,.0f} tokens")
+    if budget.box_seconds_max is not None:
+        said.append(
+            f"{duration(budget.box_seconds)} of {duration(budget.box_seconds_max)} in boxes"
+        )
+    if budget.money_max is not None:
+        said.append(f"{budget.money:,.2f} of {budget.money_max:,.2f} money")
+    return Text(", ".join(said))
 
 
 def _of(used: int, most: int) -> str:

@@ -426,6 +426,31 @@ class StorageSettings(Section):
     ``stoker runs prune``."""
 
 
+class BudgetSettings(Section):
+    """What a run may cost, all its rollouts and resumptions together; a resume may change it."""
+
+    tokens: Annotated[int, Field(ge=1)] | None = None
+    """Tokens sampled; unset: no budget. Each partition of a divided run has its share of it, as of
+    the others."""
+    box_seconds: Annotated[Duration, Field(gt=0)] | None = None
+    """Time that actions run in boxes, added up; unset: no budget."""
+    money: Annotated[float, Field(gt=0)] | None = None
+    """In the currency of the prices; unset: no budget."""
+    token_price: Annotated[float, Field(ge=0)] = 0.0
+    """Of a million sampled tokens, what their prompts cost included."""
+    box_price: Annotated[float, Field(ge=0)] = 0.0
+    """Of an hour in which an action runs."""
+    spent: Literal["finish", "truncate"] = "finish"
+    """What becomes of active rollouts once a budget is spent; no other is begun, and the run can
+    be resumed with a larger one."""
+
+    @model_validator(mode="after")
+    def _money_has_prices(self) -> Self:
+        if self.money is not None and not self.token_price and not self.box_price:
+            raise ValueError("budget.money needs budget.token_price or budget.box_price: set one")
+        return self
+
+
 class ObserveSettings(Section):
     """Metrics and logs."""
 
@@ -451,6 +476,7 @@ class Settings(Section):
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     storage: StorageSettings = StorageSettings()
+    budget: BudgetSettings = BudgetSettings()
     observe: ObserveSettings = ObserveSettings()
 
     @model_validator(mode="after")

@@ -19,6 +19,7 @@ from stoker.broker.base import (
 from stoker.coordinator.actions import OPENING_TOOL, TOOLS
 from stoker.coordinator.admission import Admission
 from stoker.coordinator.appender import Appender
+from stoker.coordinator.budget import Budget
 from stoker.coordinator.checking import Checker
 from stoker.coordinator.events import EventRouter
 from stoker.coordinator.feed import GroupFeed
@@ -79,6 +80,7 @@ class Parts:
     flow: Flow
     router: EventRouter
     checker: Checker
+    budget: Budget
     feed: GroupFeed | None = None
     """The trainer that takes complete groups, where there is one."""
     lines: list[RolloutLine] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Coordinator:
         self.parts = parts
         self.flow = parts.flow
         self.flow.dispatcher.ended = self._settled
-        self.keeper = GroupKeeper(parts.plan, parts.flow, parts.feed)
+        self.keeper = GroupKeeper(parts.plan, parts.flow, parts.feed, parts.budget)
         parts.appender.refused = self._refused
         self._wake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
@@ -159,8 +161,7 @@ class Coordinator:
     @property
     def left(self) -> int:
         """Rollouts without an outcome."""
-        ended = sum(self.parts.figures.outcomes.values())
-        return self.parts.plan.total - self.keeper.spared - ended
+        return self.parts.plan.total - self.keeper.spared - self.parts.figures.ended
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -178,13 +179,15 @@ class Coordinator:
         self._waiting = self.parts.plan.rollouts(self._known)
         self._next = next(self._waiting, None)
         while True:
+            self.keeper.spend(self.parts.clock.monotonic())
+            draining = self.parts.stop.draining or bool(self.parts.budget.held)
             if self._all_end_as is not None:
                 await self._end_waiting(self._all_end_as)
-            elif not self.parts.stop.draining:
+            elif not draining:
                 self._admit_some()
             else:
                 self.state = "draining"
-            if not self.flow.active and (self._next is None or self.parts.stop.draining):
+            if not self.flow.active and (self._next is None or draining):
                 return
             self._wake.clear()
             try:

@@ -26,6 +26,7 @@ from stoker.coordinator.agreement import (
     require_usable,
 )
 from stoker.coordinator.appender import Appender
+from stoker.coordinator.budget import Budget
 from stoker.coordinator.cancelling import CancelWatch
 from stoker.coordinator.checking import Checker
 from stoker.coordinator.common import CommonLedger
@@ -306,6 +307,7 @@ class _Execution:
                 admission=self._admission(),
                 resumer=resumer,
                 checker=checker,
+                budget=Budget(settings.budget, plan.partition),
                 plan=plan,
                 figures=figures,
                 clock=self._clock,

@@ -134,6 +134,11 @@ class RunFigures:
             self.rewards += 1
 
     @property
+    def ended(self) -> int:
+        """Rollouts with an outcome."""
+        return self.outcomes.total()
+
+    @property
     def reward_mean(self) -> float | None:
         """Mean reward of completed rollouts."""
         return self.reward_sum / self.rewards if self.rewards else None

@@ -416,6 +416,8 @@ class Flow:
             at=self.parts.clock.now().wall,
             steps=rollout.history.calls,
             actions=rollout.actions,
+            tokens=rollout.tokens,
+            box_seconds=rollout.run_seconds,
         )
         self._append(
             rollout,

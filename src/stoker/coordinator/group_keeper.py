@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Iterable
 
 from stoker.broker.base import Ledger
+from stoker.coordinator.budget import Budget
 from stoker.coordinator.feed import GroupFeed
 from stoker.coordinator.flow import Flow
 from stoker.coordinator.groups import STRAGGLER, Groups
@@ -23,10 +24,11 @@ from stoker.model.task import Task
 class GroupKeeper:
     """Keeps the groups of one partition."""
 
-    def __init__(self, plan: Plan, flow: Flow, feed: GroupFeed | None) -> None:
+    def __init__(self, plan: Plan, flow: Flow, feed: GroupFeed | None, budget: Budget) -> None:
         self._plan = plan
         self._flow = flow
         self._feed = feed
+        self.budget = budget
         self.groups = self._no_groups()
         self.spared = 0
         """Rollouts that were never begun, since their groups were complete without them."""
@@ -41,10 +43,12 @@ class GroupKeeper:
 
     def counted(self, admitted: Admitted, finished: Finished) -> None:
         """Count a rollout that ended under an earlier coordinator."""
+        self.budget.counted(finished)
         _count(self.groups, admitted, finished)
 
     def ended(self, rollout: ActiveRollout, outcome: Outcome, at: float) -> None:
         """Count a rollout that has its outcome now, at wall time ``at``."""
+        self.budget.ended(rollout)
         if not self.groups.ended(rollout.admitted, outcome, at=at, tokens=rollout.tokens):
             return
         if self._feed is not None:
@@ -62,6 +66,13 @@ class GroupKeeper:
     def holds(self, index: int) -> bool:
         """Whether a new group would begin with this rollout and the trainer does not read."""
         return index == 0 and bool(self.held)
+
+    def spend(self, now: float) -> None:
+        """Look at the budget; once it is spent, what is active may be cut."""
+        active = self._flow.active
+        if self.budget.look(active.values(), len(active), now) and (cut := self.budget.truncated):
+            for rollout in list(active.values()):
+                self._flow.finish(rollout, cut)
 
     @property
     def held(self) -> str:

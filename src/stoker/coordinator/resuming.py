@@ -54,6 +54,7 @@ class Resumer:
         rollout.resumed = 1
         rollout.actions = standing.actions
         rollout.attempts = sum(delivered.attempt for delivered in standing.delivered)
+        rollout.run_seconds = sum(delivered.run_seconds for delivered in standing.delivered)
         rollout.reissued = set(standing.reissued)
         for path, arguments in generations(standing, self._artifacts.get):
             rollout.history.issue(path, arguments)

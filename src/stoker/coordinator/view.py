@@ -87,6 +87,17 @@ class ServiceView(msgspec.Struct, frozen=True, kw_only=True):
     """How often its "too many requests" has lowered the rate."""
 
 
+class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the run has spent of its budgets."""
+
+    tokens: int
+    tokens_max: float | None = None
+    box_seconds: float = 0.0
+    box_seconds_max: float | None = None
+    money: float = 0.0
+    money_max: float | None = None
+
+
 class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """A run, now."""
 
@@ -123,6 +134,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """``None``: the ledger has not answered yet."""
     services: dict[str, ServiceView] = {}
     """Remote services whose rate is limited."""
+    budget: BudgetView | None = None
+    """``None``: it has none."""
     held: str = ""
     """Why nothing new is admitted, where a budget says so."""
     stragglers: LengthBias | None = None

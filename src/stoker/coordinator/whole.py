@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from stoker.coordinator.groups import LengthBias
-from stoker.coordinator.view import ClassView, LaneView, RunSnapshot
+from stoker.coordinator.view import BudgetView, ClassView, LaneView, RunSnapshot
 from stoker.model.outcome import OutcomeKind
 
 _RECENT = 6
@@ -48,6 +48,8 @@ def merged(snapshots: Sequence[RunSnapshot]) -> RunSnapshot:
         faults=_summed([s.faults for s in snapshots]),
         first_failures={k: v for s in reversed(snapshots) for k, v in s.first_failures.items()},
         classes=_classes(snapshots),
+        budget=_budget([s.budget for s in snapshots if s.budget is not None]),
+        held=next((s.held for s in snapshots if s.held), ""),
         isolation={k: v for s in snapshots for k, v in s.isolation.items()},
         stragglers=_stragglers([s.stragglers for s in snapshots if s.stragglers is not None]),
         recent=tuple(line for s in snapshots for line in s.recent)[-_RECENT:],
@@ -69,6 +71,24 @@ def _stragglers(parts: Sequence[LengthBias]) -> LengthBias | None:
     return (
         LengthBias(**{name: sum(one[name] for one in fields) for name in names}) if parts else None
     )
+
+
+def _budget(parts: Sequence[BudgetView]) -> BudgetView | None:
+    if not parts:
+        return None
+    return BudgetView(
+        tokens=sum(one.tokens for one in parts),
+        tokens_max=_most([one.tokens_max for one in parts]),
+        box_seconds=sum(one.box_seconds for one in parts),
+        box_seconds_max=_most([one.box_seconds_max for one in parts]),
+        money=sum(one.money for one in parts),
+        money_max=_most([one.money_max for one in parts]),
+    )
+
+
+def _most(shares: Sequence[float | None]) -> float | None:
+    known = [share for share in shares if share is not None]
+    return sum(known) if known else None
 
 
 def _summed(counts: Sequence[dict[str, int]]) -> dict[str, int]:

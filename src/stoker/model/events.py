@@ -155,6 +155,10 @@ class Finished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
     at: float
     steps: int = 0
     actions: int = 0
+    tokens: int = 0
+    """Sampled."""
+    box_seconds: float = 0.0
+    """How long its actions ran, added up."""
 
 
 JournalEvent = (
