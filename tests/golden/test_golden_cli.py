@@ -38,6 +38,7 @@ HELP = {
     "help_ledger_dead": ["ledger", "dead", "--help"],
     "help_ledger_dead_requeue": ["ledger", "dead", "requeue", "--help"],
     "help_bench_step": ["bench", "step", "--help"],
+    "help_bench_scale": ["bench", "scale", "--help"],
     "help_bench_boxes": ["bench", "boxes", "--help"],
     "help_config_show": ["config", "show", "--help"],
     "help_config_check": ["config", "check", "--help"],

@@ -37,6 +37,7 @@ OUTSIDE = {
     ("cli/bench_boxes_fork.py", "os.fork"): "is the peer, in a process apart",
     ("cli/bench_ledger.py", "subprocess"): "starts its peer",
     ("cli/bench_ledger_peers.py", "subprocess"): "starts peers, in an environment of their own",
+    ("cli/bench_scale.py", "subprocess"): "starts the runs it measures, as they are typed",
     ("cli/bench_soak.py", "subprocess"): "starts the runs it hurts, as they are typed",
     ("testing/attacks/run.py", "subprocess"): "runs attacks without a box, to see them succeed",
     ("testing/attacks/world.py", "subprocess"): "starts what attacks reach for",

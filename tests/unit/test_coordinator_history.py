@@ -1,5 +1,7 @@
 """Histories are stored once and read whole."""
 
+import tracemalloc
+
 import pytest
 
 from stoker.coordinator.history import HistoryStore
@@ -97,3 +99,25 @@ def test_how_many_messages_the_known_ids_cover_is_said() -> None:
     store.returned(CallPath("1"), Generation(text="y"))  # a server that gives no ids
     store.issue(CallPath("2"), ask("1", "e"))
     assert store.known_messages(CallPath("2")) == 0
+
+
+def test_each_token_is_kept_once_and_a_prompt_that_was_rendered_anew_whole() -> None:
+    turns, turn = 40, 500
+    store = HistoryStore()
+    known: list[int] = []
+    tracemalloc.start()
+    for number in range(turns):
+        path, parent = CallPath(str(number)), str(number - 1) if number else None
+        store.issue(path, ask(parent, "go on"))
+        prompt = [*known, *range(turn)] if number != turns // 2 else [7, *known]
+        known = [*prompt, *range(turn)]
+        answer = Generation(
+            text="", prompt_ids=pack_tokens(prompt), token_ids=pack_tokens(known[-turn:])
+        )
+        store.returned(path, answer)
+    store.issue(CallPath("end"), ask(str(turns - 1), "the end"))
+    assert unpack_tokens(store.known_ids(CallPath("end"))) == known
+    del prompt, answer, known
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 4 * turn * turns * 4, "a tenth of what all the prompts together take"

@@ -27,6 +27,7 @@ def benches() -> None:
       stoker bench ledger
       stoker bench torch
       stoker bench lane
+      stoker bench scale
       stoker bench soak --minutes 5
       stoker bench attacks
 
@@ -207,6 +208,40 @@ def lane(
 
     say = remarks().print
     _answer(measure(seeds=seeds, seconds=seconds, processes=processes, say=say), as_json=as_json)
+
+
+@app.command("scale")
+def scale(
+    rollouts: Annotated[
+        int, typer.Option("--rollouts", min=101, help="How many at once, beside a hundred.")
+    ] = 10_000,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, help="How long each crowd is watched.")
+    ] = 60.0,
+    runs: Annotated[int, typer.Option("--repeat", min=1, help="How often to measure.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """What ten thousand rollouts of one coordinator cost, beside a hundred.
+
+    Real runs that make as many steps a second whatever their size: CPU time of a
+    step, and memory of a rollout that waits; then as many histories of 16,000
+    tokens at once. Some minutes, 3 GB of memory and 2 GB of disk, given back.
+
+    Examples:
+      stoker bench scale
+      stoker bench scale --rollouts 1000 --seconds 10 --json
+
+    Exit codes:
+      0    measured, whether or not a goal was met
+      1    the bench broke
+      2    the command line cannot be used
+      130  interrupted
+    """
+    from stoker.cli.bench_scale import measure
+
+    say = remarks().print
+    document = measure(runs=runs, rollouts=rollouts, seconds=seconds, say=say)
+    _answer(document, as_json=as_json)
 
 
 @app.command("soak")

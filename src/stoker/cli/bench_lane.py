@@ -41,12 +41,7 @@ _CLIFF = tuple(
 )
 """Where a semaphore that is too big falls off a cliff."""
 
-_NEED_REAL_RUNS = (
-    "real_vs_simulated_error",
-    "cpu_per_step_10k_vs_100",
-    "waiting_rollout_kb",
-    "histories_10k_gb",
-)
+_NEED_REAL_RUNS = ("real_vs_simulated_error",)
 
 Say = Callable[[str], object]
 

@@ -25,6 +25,7 @@ from stoker.broker.place import SOCKET_PATH, owner_pid
 from stoker.cli.bench_ledger_load import CLASS, RUN, Load, Measured
 from stoker.cli.bench_ledger_peers import Peers
 from stoker.cli.bench_machine import Probe, figure, machine
+from stoker.cli.bench_processes import cpu_seconds
 from stoker.seams.clock import SystemClock
 
 OUTSTANDING = 256
@@ -149,9 +150,9 @@ async def _idle(place: Path, load: Load, coordinator: LedgerClient, worker: Ledg
     pid = owner_pid(place)
     assert pid is not None, "the owner lives while we are connected"
     await asyncio.sleep(_SETTLE_SECONDS)
-    before = _cpu_seconds(pid)
+    before = cpu_seconds(pid)
     await asyncio.sleep(_IDLE_SECONDS)
-    used = _cpu_seconds(pid) - before
+    used = cpu_seconds(pid) - before
     for poll in polls:
         poll.cancel()
     await asyncio.wait(polls)
@@ -222,11 +223,6 @@ async def _published(place: Path, process: "subprocess.Popen[bytes]") -> None:
         assert process.poll() is None, "the log's process ended at once"
         assert clock.monotonic() < deadline, "the log's process did not come up"
         await asyncio.sleep(0.01)
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from stoker.broker.postgres.connection import connect as connect_server
 from stoker.broker.spawn import Database
 from stoker.cli.bench_ledger_load import PAYLOAD_BYTES, ROW_BYTES, Load
 from stoker.cli.bench_machine import Probe, figure, machine
+from stoker.cli.bench_processes import cpu_seconds
 from stoker.config.secret import Secret
 from stoker.seams.clock import SystemClock
 from stoker.seams.entropy import fresh_id
@@ -135,9 +136,9 @@ async def _round(place: Path, url: Secret, rounds: Rounds) -> None:
             await one.cycles(OUTSTANDING * 4, OUTSTANDING)
             pid = owner_pid(place / "a")
             assert pid is not None, "the gateway lives while we are connected"
-            before, cpu = await one.coordinator.stats(), _cpu_seconds(pid)
+            before, cpu = await one.coordinator.stats(), cpu_seconds(pid)
             measured = await one.cycles(CYCLES, OUTSTANDING)
-            rounds.cpu_us.append((_cpu_seconds(pid) - cpu) / CYCLES * 1e6)
+            rounds.cpu_us.append((cpu_seconds(pid) - cpu) / CYCLES * 1e6)
             after = await one.coordinator.stats()
             rounds.ours.append(measured.rate)
             transitions = after.transitions_total - before.transitions_total
@@ -183,8 +184,3 @@ async def _gateway(place: Path, database: Database | None, partition: str) -> As
             os.kill(pid, signal.SIGTERM)
             while owner_pid(place) == pid:
                 await asyncio.sleep(0.01)
-
-
-def _cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -8,7 +8,6 @@ right ones, journals that replay, no box left.
 """
 
 import asyncio
-import os
 import random
 import shutil
 import signal
@@ -26,6 +25,7 @@ import stoker
 from stoker.broker.base import JournalRequest, RolloutsRequest
 from stoker.broker.client import connect
 from stoker.cli.bench_machine import machine
+from stoker.cli.bench_processes import processes, send
 from stoker.coordinator.record import RunDirectory
 from stoker.errors import EnvironmentLost, StokerError
 from stoker.model.events import Admitted, Delivered, Finished, decode_event
@@ -251,7 +251,7 @@ class Round:
         hit = living if role == "everything" else [living[int(which * len(living))]]
         self._found.blows[f"{role} {'stopped' if stops else 'killed'}"] += 1
         for pid in hit:
-            _send(pid, signal.SIGSTOP if stops else signal.SIGKILL)
+            send(pid, signal.SIGSTOP if stops else signal.SIGKILL)
         if stops:
             self._stopped.update(hit)
             await asyncio.sleep(held)
@@ -262,7 +262,7 @@ class Round:
 
     def _continue(self) -> None:
         for pid in self._stopped:
-            _send(pid, signal.SIGCONT)
+            send(pid, signal.SIGCONT)
         self._stopped.clear()
 
     def _living(self, role: str) -> list[int]:
@@ -272,10 +272,10 @@ class Round:
         if role == "coordinator":
             return mine
         if role == "host":
-            return _processes(_MODULES["host"], f"--parent {self._coordinator.pid} ")
+            return processes(_MODULES["host"], f"--parent {self._coordinator.pid} ")
         if role == "everything":
             return mine + [pid for one in ("worker", "owner") for pid in self._living(one)]
-        return _processes(_MODULES[role], str(self._place))
+        return processes(_MODULES[role], str(self._place))
 
     # --- the end -----------------------------------------------------------------------------
 
@@ -293,14 +293,14 @@ class Round:
         self._continue()
         pids = self._living("everything")
         for pid in pids:
-            _send(pid, signal.SIGTERM)
+            send(pid, signal.SIGTERM)
         for _ in range(100):
             pids = self._living("everything")
             if not pids:
                 break
             await asyncio.sleep(0.1)
         for pid in pids:
-            _send(pid, signal.SIGKILL)
+            send(pid, signal.SIGKILL)
 
     async def _check(self) -> None:
         report = msgspec.json.decode((self._place / f"coordinator-{self._starts}.out").read_bytes())
@@ -365,33 +365,6 @@ class Round:
 
 def _ended(command: list[str]) -> "subprocess.CompletedProcess[bytes]":
     return subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - our own command
-
-
-def _processes(module: str, word: str) -> list[int]:
-    """Return living processes that run ``module`` and have ``word`` on their command line."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-        if module in line and word in line:
-            found.append(int(entry.name))
-    return sorted(found)
-
-
-def _send(pid: int, number: signal.Signals) -> None:
-    """Signal a process through a handle, so that a number that was used again is never hit."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        signal.pidfd_send_signal(handle, number)
-    except ProcessLookupError:
-        return
-    finally:
-        os.close(handle)
 
 
 def _figure(value: int, target: int | None, runs: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Chat histories of one rollout, stored once: each model call is its parent's plus a suffix.
 
-A rollout of 20 turns holds every message one time, however often it is sent. Token ids of a
-history that only grew are the parent's prompt plus what was sampled there, never a
-re-tokenisation.
+A rollout of 20 turns holds every message one time, however often it is sent, and every token id
+one time: of a prompt that goes on with known ids only what is new is kept. Token ids of a history
+that only grew are the parent's prompt plus what was sampled there, never a re-tokenisation.
 """
 
 import msgspec
@@ -24,7 +24,13 @@ class _Node(msgspec.Struct):
     suffix: tuple[Message, ...]
     tools: tuple[ToolSpec, ...]
     step: int
-    generation: Generation | None = None
+    answer: Message | None = None
+    prompt_ids: bytes = b""
+    """Of its prompt, int32: those after the ids known before it where it ``grew``, else all."""
+    sampled_ids: bytes = b""
+    has_ids: bool = False
+    """The server said the ids of its prompt."""
+    grew: bool = False
 
 
 class HistoryStore:
@@ -47,7 +53,14 @@ class HistoryStore:
 
     def returned(self, path: CallPath, generation: Generation) -> None:
         """Remember what the call at ``path`` returned."""
-        self._node(path).generation = generation
+        node, known = self._node(path), self.known_ids(path)
+        node.answer = Message(
+            role=Role.ASSISTANT, content=generation.text, tool_calls=generation.tool_calls
+        )
+        node.has_ids = bool(generation.prompt_ids)
+        node.grew = bool(known) and generation.prompt_ids.startswith(known)
+        node.prompt_ids = generation.prompt_ids[len(known) if node.grew else 0 :]
+        node.sampled_ids = generation.token_ids
 
     def step(self, path: CallPath) -> int:
         """Return the step of the call at ``path``."""
@@ -82,25 +95,25 @@ class HistoryStore:
         """Return the exact token ids the history begins with (int32): what the parent was asked
         plus what it sampled; empty at the start of a history or where a server gives none.
         """  # noqa: D205 - one thought
-        parent = self._node(path).parent
-        generation = self._node(parent).generation if parent is not None else None
-        if generation is None or not generation.prompt_ids:
-            return b""
-        return generation.prompt_ids + generation.token_ids
+        parts: list[bytes] = []
+        at = self._node(path).parent
+        while at is not None and (node := self._node(at)).has_ids:
+            parts += node.sampled_ids, node.prompt_ids
+            at = node.parent if node.grew else None
+        return b"".join(reversed(parts))
 
     def known_messages(self, path: CallPath) -> int:
         """Return how many messages ``known_ids`` covers; 0 where no ids are known."""
-        if not self.known_ids(path):
+        node = self._node(path)
+        if node.parent is None or not self._node(node.parent).has_ids:
             return 0
-        return len(self.messages(path)) - len(self._node(path).suffix)
+        return len(self.messages(path)) - len(node.suffix)
 
     def _answer(self, path: CallPath) -> Message:
-        generation = self._node(path).generation
-        if generation is None:
+        answer = self._node(path).answer
+        if answer is None:
             raise InternalError(f"model call {path} is continued before it returned")
-        return Message(
-            role=Role.ASSISTANT, content=generation.text, tool_calls=generation.tool_calls
-        )
+        return answer
 
     def _node(self, path: CallPath) -> _Node:
         node = self._nodes.get(path)
