@@ -184,6 +184,9 @@ def lane(
         float, typer.Option("--seconds", min=400, help="Virtual seconds of a stationary run.")
     ] = 1600.0,
     processes: Annotated[int, typer.Option("--processes", min=1, help="Simulations at once.")] = 2,
+    real: Annotated[
+        bool, typer.Option("--real", help="A real run too, beside its own simulation.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """The lane and admission beside their peers, on a virtual clock.
@@ -192,10 +195,12 @@ def lane(
     stationary regimes where the KV cache is short against a semaphore that was
     tuned to each, the same a quarter too big, and on work that shifts. The
     figures are of policies: the same seeds give the same ones on any machine.
-    Some ten minutes on two cores.
+    Some ten minutes on two cores. With --real, a closed batch on the real clock
+    with tools that sleep, minutes more.
 
     Examples:
       stoker bench lane --seeds 2
+      stoker bench lane --real
       stoker bench lane --json
 
     Exit codes:
@@ -207,7 +212,8 @@ def lane(
     from stoker.cli.bench_lane import measure
 
     say = remarks().print
-    _answer(measure(seeds=seeds, seconds=seconds, processes=processes, say=say), as_json=as_json)
+    document = measure(seeds=seeds, seconds=seconds, processes=processes, real=real, say=say)
+    _answer(document, as_json=as_json)
 
 
 @app.command("scale")
