@@ -13,7 +13,7 @@ from support.source import ROOT, broken, everything, functions, package
 
 SPECIFICATION = ROOT / "docs" / "SPECIFICATION.md"
 BENCH_FIGURE = re.compile(
-    r"\b(step|ledger|ledger_postgres|boxes|attacks|lane|seeing|simulate|soak|torch)"
+    r"\b(step|ledger|ledger_postgres|boxes|attacks|lane|scale|seeing|simulate|soak|torch)"
     r"\.[a-z0-9_]+\b"
 )
 TEST_NAME = re.compile(r"\btest_\w+")
