@@ -7,6 +7,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from stoker.broker.base import (
@@ -27,13 +28,14 @@ from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.errors import BoxFailed, EnvironmentLost
 from stoker.model.action import Action, ActionState
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState
 from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import ActionId, CallPath, Fence, WorkerId
 from stoker.model.outcome import Outcome, OutcomeKind
-from stoker.model.tools import RunRequest
-from stoker.model.value import canonical_bytes
+from stoker.model.tools import CheckpointRequest, OpenRequest, RunRequest
+from stoker.model.value import canonical_bytes, inline_value
 from stoker.rollout.arguments import BoxArguments, EnvironmentArguments
 from stoker.rollout.messages import HostCall, Turn
 from support.flows import Anything, Parts
@@ -49,14 +51,29 @@ OPENING = HostCall(
 LOST = EnvironmentLost("its worker is gone").record()
 
 
-def run(path: str) -> HostCall:
+def run(path: str, *, replayable: bool = True) -> HostCall:
     arguments = BoxArguments(
         environment=OPENING.path,
         request=canonical_bytes(RunRequest(argv=("true",))),
         timeout_seconds=None,
+        replayable=replayable,
     )
     return HostCall(
         path=CallPath(path), verb=Verb.RUN, digest=path, arguments=canonical_bytes(arguments)
+    )
+
+
+SAVED = Checkpoint(digest="c" * 64, parent="base", generation=0)
+
+
+def checkpoint(path: str) -> HostCall:
+    arguments = BoxArguments(
+        environment=OPENING.path,
+        request=canonical_bytes(CheckpointRequest()),
+        timeout_seconds=None,
+    )
+    return HostCall(
+        path=CallPath(path), verb=Verb.CHECKPOINT, digest=path, arguments=canonical_bytes(arguments)
     )
 
 
@@ -98,6 +115,7 @@ class Scene:
         *,
         worker: WorkerId = FIRST,
         status: CompletionStatus = CompletionStatus.OK,
+        result: object = None,
     ) -> ActionId:
         """The ledger tells how the action at ``path`` ended."""
         lost = fault is not None and fault.code == LOST.code
@@ -109,6 +127,7 @@ class Scene:
             attempt=1,
             worker_id=worker,
             fault=fault,
+            observation=None if result is None else inline_value(canonical_bytes(result)),
             environment=EnvironmentState.LOST if lost else EnvironmentState.CLEAN,
         )
         self.router.apply(
@@ -286,3 +305,38 @@ def test_a_resumed_coordinator_does_not_wait_for_a_rebuild_that_was_given_up(sce
     assert scene.rollout.environments[OPENING.path].lost
     environment = scene.resumed().environments[OPENING.path]
     assert not environment.restorable()
+
+
+def test_what_ran_before_a_checkpoint_is_not_run_again(scene: Scene) -> None:
+    scene.ended("2")
+    scene.turn(calls=(run("3", replayable=False),))
+    scene.ended("3")
+    scene.turn(calls=(checkpoint("4"),))
+    scene.ended("4", result=SAVED)
+    scene.turn(calls=(run("5"),))
+    scene.ended("5")
+    scene.turn(calls=(run("6"),))
+    scene.ended("6", LOST)
+    opening = scene.action("0~g1")
+    request = msgspec.msgpack.decode(scene.parts.artifacts.get(opening.input), type=OpenRequest)
+    assert request.checkpoint == SAVED
+    scene.ended("0~g1", worker=SECOND)
+    assert "3~g1" not in [one.path for one in scene.submitted]
+    scene.ended("5~g1", worker=SECOND)
+    assert scene.action("6~g1").holder == SECOND
+    environment = scene.resumed().environments[OPENING.path]
+    assert environment.saved == SAVED
+    assert [call.path for call in environment.log] == ["5"]
+    assert environment.restorable()
+
+
+def test_what_ran_after_a_checkpoint_and_must_not_run_again_is_lost(scene: Scene) -> None:
+    scene.ended("2")
+    scene.turn(calls=(checkpoint("3"),))
+    scene.ended("3", result=SAVED)
+    scene.turn(calls=(run("4", replayable=False),))
+    scene.ended("4")
+    scene.turn(calls=(run("5"),))
+    scene.ended("5", LOST)
+    assert "0~g1" not in [one.path for one in scene.submitted]
+    assert scene.rollout.environments[OPENING.path].lost

@@ -1,6 +1,9 @@
 """Attempts, tools and executors over in-memory boxes, for tests of the worker room."""
 
 import asyncio
+import atexit
+import shutil
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +12,7 @@ import msgspec
 import structlog
 from structlog.typing import FilteringBoundLogger
 
+from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import Action, Effect
 from stoker.model.completion import Completion
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
@@ -30,6 +34,7 @@ from stoker.worker.attempt import Attempt
 from stoker.worker.boxes import Boxes, Chosen
 from stoker.worker.environments import Environments
 from stoker.worker.executor import Executor
+from stoker.worker.states import States
 from stoker.worker.tools import Tools
 
 TRUSTED = ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED)
@@ -46,6 +51,13 @@ def quiet_log() -> FilteringBoundLogger:
         structlog.ReturnLogger(), wrapper_class=structlog.make_filtering_bound_logger("critical")
     )
     return log
+
+
+def fresh_directory() -> Path:
+    """Return a directory that goes with the process."""
+    directory = Path(tempfile.mkdtemp(prefix="stoker-bench-"))
+    atexit.register(shutil.rmtree, directory)
+    return directory
 
 
 class DictArtifacts:
@@ -94,6 +106,8 @@ class Bench:
     backend: MemoryBackend = field(default_factory=MemoryBackend)
     policy: ExecutionPolicy = TRUSTED
     artifacts: DictArtifacts = field(default_factory=DictArtifacts)
+    directory: Path = field(default_factory=fresh_directory)
+    """Where checkpoints go."""
 
     def __post_init__(self) -> None:
         async def choose(policy: ExecutionPolicy) -> Chosen:
@@ -101,7 +115,8 @@ class Bench:
 
         self.boxes = Boxes(choose, quiet_log())
         self.environments = Environments(self.boxes)
-        tools = Tools(self.boxes, self.environments, {"fast": self.policy}, Baseline())
+        states = States(ArtifactStore(self.directory / "kept"), self.directory / "drafts")
+        tools = Tools(self.boxes, self.environments, {"fast": self.policy}, Baseline(), states)
         self.executor = Executor(tools, self.environments, self.artifacts)
 
     async def do(

@@ -29,6 +29,7 @@ from stoker.broker.base import (
 )
 from stoker.broker.memory import MemoryLedger
 from stoker.errors import LedgerUnavailable
+from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import Action
 from stoker.model.completion import Completion
 from stoker.model.execution import Baseline, ExecutionPolicy
@@ -45,6 +46,7 @@ from stoker.worker.hands import Hands
 from stoker.worker.home import WorkerHome
 from stoker.worker.loop import Worker
 from stoker.worker.reports import Reports
+from stoker.worker.states import States
 from stoker.worker.tools import Tools
 from support.worker_boxes import RUN, TRUSTED, DictArtifacts, make_action, quiet_log
 
@@ -154,7 +156,9 @@ class World:
         boxes = Boxes(choose, log)
         environments = Environments(boxes)
         meters = Meters(self.slots, self.clock.monotonic())
-        tools = Tools(boxes, environments, dict.fromkeys(self.slots, TRUSTED), Baseline())
+        states = States(ArtifactStore(self.directory / "artifacts"), home.directory / "states")
+        policies = dict.fromkeys(self.slots, TRUSTED)
+        tools = Tools(boxes, environments, policies, Baseline(), states)
         executor = Executor(tools, environments, DictArtifacts())
 
         def hands(reports: Reports, contact: Contact) -> Hands:

@@ -3,12 +3,20 @@
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from stoker.errors import ArtifactDamaged, BoxFailed
+from stoker.model.checkpoint import Checkpoint
+from stoker.model.completion import CompletionStatus
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
+from stoker.model.faults import FaultSide
+from stoker.model.ids import EnvironmentId
+from stoker.model.tools import CheckpointRequest, OpenRequest, RunResult
 from stoker.testing.boxes import MemoryBackend
+from support.worker_boxes import Bench, make_action
 
+ENV = EnvironmentId("env_a")
 TRUSTED = ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED)
 
 
@@ -60,3 +68,27 @@ def test_a_checkpoint_is_restored_and_a_damaged_one_refused(tmp_path: Path) -> N
 
 def damage(file: str) -> None:
     Path(file).write_bytes(b"something else")
+
+
+def test_a_kept_environment_begins_again_in_its_next_generation() -> None:
+    async def scenario() -> None:
+        bench = Bench()
+        await bench.open("env_a", 0, {"old": b"1"})
+        kept = await bench.do(
+            make_action("box.checkpoint", CheckpointRequest(), "x", environment_id=ENV)
+        )
+        saved = bench.seen(kept, Checkpoint)
+        assert (saved.file, saved.generation) == ("", 0)
+        request = OpenRequest(baseline=Baseline(), policy=bench.policy, checkpoint=saved)
+        action = make_action("environment.open", request, "again", environment_id=ENV, generation=1)
+        assert (await bench.do(action)).status is CompletionStatus.OK
+        await bench.boxes.settled()
+        assert bench.seen(await bench.run("cat", "old", generation=1), RunResult).text == "1"
+        gone = msgspec.structs.replace(saved, digest="0" * 64)
+        request = OpenRequest(baseline=Baseline(), policy=bench.policy, checkpoint=gone)
+        action = make_action("environment.open", request, "none", environment_id=ENV, generation=2)
+        lost = await bench.do(action)
+        assert lost.fault is not None
+        assert lost.fault.side is FaultSide.INFRASTRUCTURE
+
+    asyncio.run(scenario())

@@ -11,6 +11,7 @@ import msgspec
 
 from stoker.cli.output import counted
 from stoker.model import tools
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.events import Verb
 from stoker.model.generation import GenerateArguments, Generation
 from stoker.model.value import Value
@@ -22,6 +23,7 @@ _REQUESTS: dict[Verb, Any] = {
     Verb.READ: tools.ReadRequest,
     Verb.EXPORT: tools.ExportRequest,
     Verb.SCORE: tools.ScoreRequest,
+    Verb.CHECKPOINT: tools.CheckpointRequest,
 }
 _ARGUMENTS: dict[Verb, Any] = {
     Verb.GENERATE: GenerateArguments,
@@ -38,6 +40,7 @@ _RESULTS: dict[Verb, Any] = {
     Verb.READ: tools.ReadResult,
     Verb.EXPORT: tools.ExportResult,
     Verb.SCORE: tools.Verdict,
+    Verb.CHECKPOINT: Checkpoint,
     Verb.CALL: tools.CallResult,
 }
 
@@ -108,6 +111,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     tools.ReadRequest: lambda r: str(r.path),
     tools.ExportRequest: lambda r: ", ".join(r.paths),
     tools.ScoreRequest: lambda r: f"{r.tests.entry_point} of {r.tests.solution}",
+    tools.CheckpointRequest: lambda _: "",
     call_arguments.CallArguments: _call_asked,
     call_arguments.LocalArguments: lambda r: str(r.function),
     call_arguments.TimerArguments: lambda r: f"{r.seconds:g} s",
@@ -117,6 +121,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     tools.ReadResult: lambda r: r.refused or f"{r.total_bytes} bytes",
     tools.ExportResult: lambda r: f"{counted(len(r.files), 'file')}, {len(r.refused)} refused",
     tools.Verdict: lambda r: "passed" if r.passed else f"not passed: {r.detail}",
+    Checkpoint: lambda r: f"{r.digest[:16]}, {r.size_bytes} bytes, generation {r.generation}",
     tools.CallResult: _call_got,
     type(None): lambda _: "",
 }

@@ -32,10 +32,11 @@ TOOLS = {
     Verb.READ: "box.read_file",
     Verb.EXPORT: "box.export",
     Verb.SCORE: "score",
+    Verb.CHECKPOINT: "box.checkpoint",
     Verb.CALL: "call",
 }
 """Verbs that become actions."""
-BOX_VERBS = frozenset({Verb.RUN, Verb.WRITE, Verb.READ, Verb.EXPORT, Verb.SCORE})
+BOX_VERBS = frozenset({Verb.RUN, Verb.WRITE, Verb.READ, Verb.EXPORT, Verb.SCORE, Verb.CHECKPOINT})
 """Verbs that act in an environment."""
 CHANGING_VERBS = frozenset({Verb.RUN, Verb.WRITE})
 """Verbs whose effect a rebuild must repeat."""
@@ -201,7 +202,8 @@ class ActionFactory:
             policy=settings.policy(
                 accept_shared_kernel=self._settings.sandbox.accept_shared_kernel
             ),
-            files=arguments.files,
+            files=arguments.files if environment.saved is None else {},
+            checkpoint=msgspec.UNSET if environment.saved is None else environment.saved,
         )
         return _Shape(
             environment.worker_class,

@@ -8,7 +8,7 @@ append is queued; actions reach workers only after it is committed (I13).
 import msgspec
 
 from stoker.broker.base import Append
-from stoker.coordinator.actions import CHANGING_VERBS, TOOLS, parked
+from stoker.coordinator.actions import CHANGING_VERBS, TOOLS, environment_path, parked
 from stoker.coordinator.calls import Call
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.flow_parts import FlowOwner, FlowParts
@@ -37,7 +37,6 @@ from stoker.model.faults import FaultRecord
 from stoker.model.generation import GenerateArguments
 from stoker.model.ids import ActionId, CallPath, RolloutId, action_id
 from stoker.model.outcome import Outcome, OutcomeKind
-from stoker.rollout.arguments import BoxArguments
 from stoker.rollout.messages import Deliver, RecordedTurn, Turn
 from stoker.seams.faultpoints import declare, reach
 
@@ -248,13 +247,14 @@ class Flow:
         rollout.count(completion)
         if call.verb is Verb.ENVIRONMENT and result.fault is None:
             rollout.environments[call.path].holder = completion.worker_id
-        if call.verb not in CHANGING_VERBS or not completion.attempt or completion.box_gone:
+        path = environment_path(call)
+        if path is not None and call.verb is Verb.CHECKPOINT and result.value is not None:
+            rollout.environments[path].keep(self.parts.artifacts.get(result.value))
+        gone = not completion.attempt or completion.box_gone
+        if path is None or gone or call.verb not in CHANGING_VERBS:
             return False
-        arguments = msgspec.msgpack.decode(call.arguments, type=BoxArguments)
-        environment = rollout.environments[arguments.environment]
         call.status = completion.status
-        environment.log.append(call)
-        environment.replayable &= arguments.replayable
+        rollout.environments[path].ran(call)
         return True
 
     def _issue(

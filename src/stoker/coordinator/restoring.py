@@ -1,4 +1,4 @@
-"""Rebuilding an environment whose box was lost: the next generation, from the baseline up.
+"""Rebuilding an environment whose box was lost: the next generation, from its last checkpoint up.
 
 Every step is an action of its own, keyed ``path~gN``; all are acknowledged together with the
 ``Restored`` event that ends the rebuild. A coordinator that dies in between begins the same rebuild

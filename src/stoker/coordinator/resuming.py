@@ -20,6 +20,7 @@ from stoker.model.action import ActionState
 from stoker.model.completion import CompletionStatus
 from stoker.model.events import Admitted, Issued, Verb, decode_event
 from stoker.model.ids import ActionId, CallPath, RolloutId, RunId, action_id
+from stoker.model.value import Value
 from stoker.rollout.arguments import BoxArguments
 from stoker.seams.clock import Clock
 
@@ -97,6 +98,8 @@ class Resumer:
             issued = standing.issued[delivered.path]
             if issued.verb is Verb.ENVIRONMENT and delivered.fault is None:
                 rollout.environments[issued.path].holder = delivered.worker_id
+            elif issued.verb is Verb.CHECKPOINT and delivered.value is not None:
+                self._keep(rollout, issued, delivered.value)
             elif issued.verb in {Verb.RUN, Verb.WRITE} and delivered.changed:
                 self._log(rollout, issued, CompletionStatus(delivered.status))
         for path, restored in standing.restored.items():
@@ -104,13 +107,15 @@ class Resumer:
             environment.generation = restored.generation
             environment.holder = restored.worker_id
 
+    def _keep(self, rollout: ActiveRollout, issued: Issued, value: Value) -> None:
+        arguments = msgspec.msgpack.decode(self._artifacts.get(issued.arguments), type=BoxArguments)
+        rollout.environments[arguments.environment].keep(self._artifacts.get(value))
+
     def _log(self, rollout: ActiveRollout, issued: Issued, status: CompletionStatus) -> None:
         call = self._call(issued, 0.0)
         call.status = status
         arguments = msgspec.msgpack.decode(call.arguments, type=BoxArguments)
-        environment = rollout.environments[arguments.environment]
-        environment.log.append(call)
-        environment.replayable &= arguments.replayable
+        rollout.environments[arguments.environment].ran(call)
 
     async def _routes(self, rollout: ActiveRollout, standing: Standing) -> None:
         """Find the action that stands for each call now: the latest retry or generation."""

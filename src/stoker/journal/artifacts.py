@@ -53,6 +53,41 @@ class ArtifactStore:
             ) from error
         return Value(digest=digest, size_bytes=len(content))
 
+    def adopt(self, file: Path, digest: str) -> None:
+        """Take over a file on the same disk that holds ``digest``; it is gone from where it was.
+
+        Raises:
+            ArtifactNotStored: it could not be kept; nothing has appeared under the digest.
+        **Durability:** it is on disk when this returns.
+        """
+        path = self._path(digest)
+        try:
+            make_directories(path.parent)
+            with file.open("rb") as content:
+                os.fsync(content.fileno())
+            reach(RENAME_BEFORE)
+            file.replace(path)
+            reach(RENAME_AFTER)
+            sync_directory(path.parent)
+        except OSError as error:
+            raise ArtifactNotStored(
+                f"{file} could not be kept in {self._directory}: {error.strerror}; free some space "
+                "on that disk",
+                digest=digest,
+            ) from error
+        finally:
+            file.unlink(missing_ok=True)
+
+    def path(self, digest: str) -> Path:
+        """Return where content lies that is no value of the ledger: a checkpoint's.
+
+        Raises:
+            ArtifactDamaged: that is no content address.
+        """
+        if len(digest) != _HEX_DIGITS or not digest.isalnum():
+            raise ArtifactDamaged(f"{digest!r} is no content address; nothing was read")
+        return self._path(digest)
+
     def get(self, value: Value) -> bytes:
         """Return the content of ``value``.
 

@@ -67,7 +67,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=
     """Kind of slot it needs (``fast``, ``tests`` …)."""
     tool: str
     """What is done: ``environment.open``, ``box.run``, ``box.write_files``, ``box.read_file``,
-    ``box.export``, ``environment.close``, ``score`` or ``call``."""
+    ``box.export``, ``box.checkpoint``, ``environment.close``, ``score`` or ``call``."""
     input: Value
     """Canonical msgpack of the tool's request record (``stoker.model.tools``)."""
     effect: Effect = Effect.CONTAINED

@@ -25,6 +25,7 @@ class Verb(StrEnum):
     READ = "read"
     EXPORT = "export"
     SCORE = "score"
+    CHECKPOINT = "checkpoint"
     CALL = "call"
     LOCAL = "local"
     SLEEP = "sleep"

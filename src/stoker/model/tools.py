@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.execution import Baseline, ExecutionPolicy
 
 
@@ -29,6 +30,8 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     policy: ExecutionPolicy
     files: dict[str, bytes] = {}
     """Workspace-relative path → content."""
+    checkpoint: Checkpoint | msgspec.UnsetType = msgspec.UNSET
+    """The state it begins in, by its digest in the artifact store; unset: the baseline's."""
 
 
 class OpenResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +177,10 @@ class ScoreRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     tests: Tests
     in_branch: bool = True
+
+
+class CheckpointRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """``box.checkpoint``: keep the environment's state in the artifact store (``Checkpoint``)."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

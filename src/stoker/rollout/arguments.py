@@ -7,6 +7,7 @@ Verb → arguments → result:
 - ``run`` · ``write`` · ``read`` · ``export`` → ``BoxArguments`` → ``RunResult`` · ``None`` ·
   ``ReadResult`` · ``ExportResult``
 - ``score`` → ``BoxArguments`` (request = ``ScoreRequest``) → ``Verdict``
+- ``checkpoint`` → ``BoxArguments`` (request = ``CheckpointRequest``) → ``model.checkpoint``
 - ``call`` → ``CallArguments`` → ``model.tools.CallResult``
 - ``local`` → ``LocalArguments`` → any JSON value
 - ``sleep`` · ``timer`` → ``TimerArguments`` → ``None``
@@ -22,6 +23,7 @@ from stoker.model.generation import GenerateArguments
 from stoker.model.ids import CallPath
 from stoker.model.tools import (
     CallRequest,
+    CheckpointRequest,
     ExportRequest,
     ReadRequest,
     RunRequest,
@@ -92,6 +94,7 @@ _RECORDS: dict[Verb, Any] = {
     Verb.READ: BoxArguments,
     Verb.EXPORT: BoxArguments,
     Verb.SCORE: BoxArguments,
+    Verb.CHECKPOINT: BoxArguments,
     Verb.CALL: CallArguments,
     Verb.LOCAL: LocalArguments,
     Verb.SLEEP: TimerArguments,
@@ -103,6 +106,7 @@ _REQUESTS: dict[Verb, Any] = {
     Verb.READ: ReadRequest,
     Verb.EXPORT: ExportRequest,
     Verb.SCORE: ScoreRequest,
+    Verb.CHECKPOINT: CheckpointRequest,
 }
 _argument_decoders = {verb: msgspec.msgpack.Decoder(kind) for verb, kind in _RECORDS.items()}
 _request_decoders = {verb: msgspec.msgpack.Decoder(kind) for verb, kind in _REQUESTS.items()}

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import msgspec
 
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.events import Verb
 from stoker.model.given import argv_of, contents_of, duration
 from stoker.model.ids import CallPath
 from stoker.model.tools import (
+    CheckpointRequest,
     ExportRequest,
     ExportResult,
     OpenResult,
@@ -114,9 +116,18 @@ class Environment:
             Verb.SCORE, ScoreRequest(tests=tests, in_branch=in_branch), Verdict, timeout
         )
 
-    def checkpoint(self) -> NoReturn:
-        """Refuse: checkpoints come with environment branches."""
-        raise self._trampoline.misused(_LATER.format("box.checkpoint"))
+    def checkpoint(self, *, timeout: float | str | None = None) -> Operation[Checkpoint]:
+        """Keep what the environment holds, by its content, in the run's artifact store.
+
+        An environment that is lost later begins there again, on any worker, and runs only what
+        came after; so what is not replayable before it no longer matters.
+
+        Raises (awaited):
+            BranchUnavailable: this kind of box has no checkpoints; the rollout is tainted.
+            ToolRefused: what it holds cannot be kept whole; it goes on as it was.
+        """
+        self._trampoline.scope()
+        return self._action(Verb.CHECKPOINT, CheckpointRequest(), Checkpoint, timeout)
 
     def branch(self, count: int) -> NoReturn:
         """Refuse: branches of environments come later."""

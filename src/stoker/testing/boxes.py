@@ -313,7 +313,10 @@ class MemoryBackend:
 
 
 def _content(checkpoint: Checkpoint) -> bytes:
-    content = Path(checkpoint.file).read_bytes()
+    try:
+        content = Path(checkpoint.file).read_bytes()
+    except OSError as error:
+        raise ArtifactDamaged(f"{checkpoint.file} cannot be read: {error.strerror}") from error
     if content_digest(content) != checkpoint.digest:
         raise ArtifactDamaged(f"{checkpoint.file} is not {checkpoint.digest}; nothing was made")
     return content

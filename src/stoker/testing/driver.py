@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from stoker.errors import StokerError
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord
 from stoker.model.generation import Generation
@@ -190,6 +191,7 @@ def default_answer(asked: Asked) -> Any:  # noqa: ANN401 - one record per verb
         Verb.READ: ReadResult(),
         Verb.EXPORT: ExportResult(),
         Verb.SCORE: Verdict(passed=True),
+        Verb.CHECKPOINT: Checkpoint(digest="", parent="", generation=0),
         Verb.CALL: CallResult(),
         Verb.TIMER: NEVER,
     }

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from structlog.typing import FilteringBoundLogger
 
 from stoker.errors import StokerError
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
 from stoker.model.tools import Tests, Verdict
@@ -84,18 +85,24 @@ class Boxes:
                 self._chosen[key] = await self._choose(policy)
             return self._chosen[key]
 
-    async def create(self, baseline: Baseline, policy: ExecutionPolicy) -> Box:
-        """Make a box. **Cancellation:** what was made is removed.
+    async def create(
+        self, baseline: Baseline, policy: ExecutionPolicy, begins: Checkpoint | None = None
+    ) -> Box:
+        """Make a box, fresh or in a saved state. **Cancellation:** what was made is removed.
 
         Raises:
             IsolationUnavailable: this host cannot give the policy.
+            ArtifactDamaged: the saved state is not what it was.
             BoxFailed: making it failed; nothing is left.
         """
         chosen = await self.backend(policy)
         box_id = fresh_id("box_")
         self._making += 1
         try:
-            box = await chosen.backend.create(box_id, baseline, policy)
+            if begins is None:
+                box = await chosen.backend.create(box_id, baseline, policy)
+            else:
+                box = await chosen.backend.restore(box_id, baseline, policy, begins)
         finally:
             self._making -= 1
         self._alive[box_id] = box

@@ -35,6 +35,7 @@ from .loop import Worker
 from .metrics import WorkerMetrics
 from .process import cores, memory_available, yield_cores
 from .reports import Reports
+from .states import States
 from .tools import Tools
 
 CALL_BASELINE = "python"
@@ -197,10 +198,12 @@ class Service:
         environments = Environments(boxes)
         known = self._settings.sandbox.baselines.get(CALL_BASELINE)
         baseline = Baseline(name=CALL_BASELINE, environment=known.environment if known else {})
+        artifacts = ArtifactStore(self._home.run_directory / "artifacts")
+        states = States(artifacts, self._home.directory / "states")
         executor = Executor(
-            Tools(boxes, environments, policies, baseline),
+            Tools(boxes, environments, policies, baseline, states),
             environments,
-            ArtifactStore(self._home.run_directory / "artifacts"),
+            artifacts,
         )
 
         def hands(reports: Reports, contact: Contact) -> Hands:

@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from stoker.errors import BoxFailed, ToolRefused, WorkerLost
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import CompletionStatus, EnvironmentState, Usage
 from stoker.model.execution import Baseline, ExecutionPolicy
 from stoker.model.tools import (
     CallRequest,
+    CheckpointRequest,
     ExportRequest,
     OpenRequest,
     OpenResult,
@@ -33,6 +35,7 @@ from .boxes import Boxes
 from .callrunner import BYTES_MAX as CALL_RESULT_BYTES_MAX
 from .environments import Environments, HeldEnvironment
 from .observation import decode
+from .states import States
 
 RUN_GRACE_SECONDS = 15.0
 """How much longer than its timeout a box may take to come back before it counts as broken."""
@@ -51,11 +54,13 @@ class Tools:
         environments: Environments,
         policies: Mapping[str, ExecutionPolicy],
         call_baseline: Baseline,
+        states: States,
     ) -> None:
         self._boxes = boxes
         self._environments = environments
         self._policies = policies
         self._call_baseline = call_baseline
+        self._states = states
         self._tools: dict[str, Tool] = {
             "environment.open": self._open,
             "environment.close": self._close,
@@ -63,6 +68,7 @@ class Tools:
             "box.write_files": self._write_files,
             "box.read_file": self._read_file,
             "box.export": self._export,
+            "box.checkpoint": self._checkpoint,
             "score": self._score,
             "call": self._call,
         }
@@ -92,7 +98,9 @@ class Tools:
         if action.environment_id is None:
             raise ToolRefused(f"action {action.action_id} opens an environment without an id")
         self._environments.drop(action.environment_id)
-        box = await self._made(attempt, request.baseline, request.policy)
+        saved = request.checkpoint
+        begins = None if saved is msgspec.UNSET else self._states.found(saved)
+        box = await self._made(attempt, request.baseline, request.policy, begins)
         try:
             async with asyncio.timeout(max(0.0, attempt.left_seconds)):
                 if request.files:
@@ -163,6 +171,14 @@ class Tools:
             exported = await held.box.export(request.paths, bytes_max=bytes_max)
         return Done(result=exported, environment=EnvironmentState.CLEAN)
 
+    async def _checkpoint(self, attempt: Attempt, content: bytes) -> Done:
+        decode(content, CheckpointRequest, "box.checkpoint")
+        held = self._held(attempt)
+        attempt.booted()
+        async with self._transferring(held, attempt):
+            saved = await self._states.keep(held.box)
+        return Done(result=saved, environment=EnvironmentState.CLEAN)
+
     async def _score(self, attempt: Attempt, content: bytes) -> Done:
         """Grade a copy: the environment itself is only read, whatever the solution does."""
         request = decode(content, ScoreRequest, "score")
@@ -227,10 +243,16 @@ class Tools:
         action = attempt.action
         return self._environments.get(action.environment_id, action.generation)
 
-    async def _made(self, attempt: Attempt, baseline: Baseline, policy: ExecutionPolicy) -> Box:
+    async def _made(
+        self,
+        attempt: Attempt,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+        begins: Checkpoint | None = None,
+    ) -> Box:
         try:
             async with asyncio.timeout(max(0.0, attempt.left_seconds)):
-                box = await self._boxes.create(baseline, policy)
+                box = await self._boxes.create(baseline, policy, begins)
         except TimeoutError as error:
             raise BoxFailed(
                 f"the box of action {attempt.action.action_id} did not stand within the "
