@@ -325,6 +325,14 @@ class Books(Counts):
             count = self._recent.outstanding[rollout] = self.store.outstanding(rollout)
         return count
 
+    def learn_outstanding(self, rollouts: Iterable[RolloutId]) -> None:
+        """Count for many rollouts at once what ``outstanding`` would flush for one by one."""
+        counts = self._recent.outstanding
+        unknown = [rollout for rollout in dict.fromkeys(rollouts) if rollout not in counts]
+        if unknown:
+            self.flush()
+            counts.update((rollout, self.store.outstanding(rollout)) for rollout in unknown)
+
     def begin(self, rollout: RolloutId) -> None:
         """Note that a rollout begins: nothing needs to be read to know that it has no actions."""
         self._recent.outstanding[rollout] = 0

@@ -36,6 +36,7 @@ from stoker.model.value import INLINE_BYTES_MAX, Value, content_digest
 from stoker.seams.clock import Instant
 
 _APPLIED = AppendDisposition.APPLIED
+_EXTERNAL = Effect.EXTERNAL
 _ACCEPTED, _PARKED = SubmitDisposition.ACCEPTED, SubmitDisposition.PARKED
 
 
@@ -68,28 +69,31 @@ def append(books: Books, batch: AppendBatch, now: Instant) -> AppendBatchReply:
     """Apply appends in order; one that conflicts does not stop the others."""
     check_fence(books, batch.run_id, batch.partition, batch.fence)
     # One look for everything the batch names, instead of one for each of its appends.
-    books.rows(i for one in batch.appends for i in _named(one))
-    for one in batch.appends:
-        _check_home(books, batch, one.rollout_id)
+    appends = batch.appends
+    books.rows([action.action_id for one in appends for action in one.submits])
+    books.rows([action_id for one in appends for action_id in one.acknowledges])
+    going = [one.rollout_id for one in appends if _check_home(books, batch, one) and one.submits]
+    for one in appends:
         for action in one.submits:
             _check_action(action, batch.run_id, one.rollout_id)
+    books.learn_outstanding(going)
     books.sync |= batch.sync
-    return AppendBatchReply(replies=tuple(_append(books, batch, one, now) for one in batch.appends))
+    return AppendBatchReply(replies=tuple(_append(books, batch, one, now) for one in appends))
 
 
-def _check_home(books: Books, batch: AppendBatch, rollout_id: RolloutId) -> None:
-    """Refuse to write what another partition began: its own coordinator's fence guards it."""
+def _check_home(books: Books, batch: AppendBatch, one: Append) -> bool:
+    """Return whether its rollout has begun.
+
+    Refuses to write what another partition began: its own coordinator's fence guards it.
+    """
+    rollout_id = one.rollout_id
     head = books.head(batch.run_id, rollout_id)
     if head is not None and head.partition != batch.partition:
         raise LedgerRefused(
             f"rollout {rollout_id} belongs to partition {head.partition!r} of run {batch.run_id}, "
             f"not to {batch.partition!r}; nothing was changed; each coordinator writes its own"
         )
-
-
-def _named(one: Append) -> Iterator[ActionId]:
-    yield from (action.action_id for action in one.submits)
-    yield from one.acknowledges
+    return head is not None
 
 
 def _append(books: Books, batch: AppendBatch, one: Append, now: Instant) -> AppendReply:
@@ -198,32 +202,39 @@ def events(books: Books, request: EventsRequest) -> EventsReply:
     return EventsReply(events=tuple(found))
 
 
-def check_value(value: Value | None, what: str) -> None:
+def check_value(value: Value | None, what: str, action_id: ActionId) -> None:
     """Refuse inline content that is not what its digest says, or too large to lie in a row."""
     if value is None or value.inline is None:
         return
     if len(value.inline) > INLINE_BYTES_MAX:
         raise LedgerRefused(
-            f"{what} carries {len(value.inline)} bytes inline, over the limit of "
-            f"{INLINE_BYTES_MAX}; nothing was changed; put it in the artifact store first"
+            f"the {what} of action {action_id} carries {len(value.inline)} bytes inline, over the "
+            f"limit of {INLINE_BYTES_MAX}; nothing was changed; put it in the artifact store first"
         )
     if len(value.inline) != value.size_bytes or content_digest(value.inline) != value.digest:
         raise LedgerRefused(
-            f"{what} does not match its digest {value.digest}; nothing was changed; send it again"
+            f"the {what} of action {action_id} does not match its digest {value.digest}; nothing "
+            "was changed; send it again"
         )
 
 
 def _check_action(action: Action, run_id: RunId, rollout_id: RolloutId) -> None:
-    what = f"action {action.action_id}"
-    check_value(action.input, f"the input of {what}")
-    if (action.run_id, action.rollout_id) != (run_id, rollout_id):
-        raise LedgerRefused(f"{what} names another run or rollout than its append; not accepted")
-    if not (math.isfinite(action.deadline_seconds) and action.deadline_seconds > 0):
-        raise LedgerRefused(f"{what} needs a deadline above 0 s, it has {action.deadline_seconds}")
+    check_value(action.input, "input", action.action_id)
+    if action.run_id != run_id or action.rollout_id != rollout_id:
+        raise LedgerRefused(
+            f"action {action.action_id} names another run or rollout than its append; not accepted"
+        )
+    if not 0 < action.deadline_seconds < math.inf:
+        raise LedgerRefused(
+            f"action {action.action_id} needs a deadline above 0 s, it has "
+            f"{action.deadline_seconds}"
+        )
     if action.attempts_max < 1 or action.deliveries_max < 1:
-        raise LedgerRefused(f"{what} allows no attempt or no delivery; not accepted")
+        raise LedgerRefused(
+            f"action {action.action_id} allows no attempt or no delivery; not accepted"
+        )
 
 
 def is_external(row: Row) -> bool:
     """Return whether starting ``row`` must be on disk before the work begins (I12, B16)."""
-    return row.action.effect is Effect.EXTERNAL
+    return row.action.effect is _EXTERNAL

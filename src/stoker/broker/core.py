@@ -131,7 +131,7 @@ def _taken(row: Row, result: Completion) -> Decision:
         attempt=result.attempt or row.attempts,
         timings=replace(result.timings, queue_seconds=queue_seconds),
     )
-    settled = settle(replace(row, suspect=False), kept)
+    settled = settle(replace(row, suspect=False) if row.suspect else row, kept)
     return Decision(settled, (terminal_note(settled),))
 
 

@@ -118,5 +118,5 @@ class Expiry:
 
 def verdicts(books: Books, held: tuple[Held, ...]) -> tuple[HoldVerdict, ...]:
     """Return whether each lease still stands."""
-    rows = books.rows(one.action_id for one in held)
+    rows = books.rows([one.action_id for one in held])
     return tuple(hold_verdict(rows.get(one.action_id), one.fence) for one in held)

@@ -47,9 +47,10 @@ def parking(books: Books, line: Line, outstanding: int) -> ParkedOn:
     """Return what a new action must wait for, if anything."""
     if outstanding >= books.limits.outstanding_per_rollout_max:
         return ParkedOn.ROLLOUT
-    if books.parked_runs[line.run_id] or _quota(books, line.run_id) <= 0:
+    if books.parked_runs.get(line.run_id) or _quota(books, line.run_id) <= 0:
         return ParkedOn.RUN
-    crowded = any(parked.worker_class == line.worker_class for parked in books.parked_caps)
+    parked = books.parked_caps
+    crowded = parked and any(other.worker_class == line.worker_class for other in parked)
     if crowded or room(books, line.worker_class) <= 0:
         return ParkedOn.CAPS
     return _NOT_PARKED

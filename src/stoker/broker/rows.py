@@ -22,6 +22,8 @@ NO_FENCE = Fence(0)
 # Looking up a member of an enum costs 0.2 µs in Python 3.11, and every transition asks for several.
 PARKED, ACCEPTED, LEASED, STARTED, COMPLETED, ACKNOWLEDGED = ActionState
 
+_COMPLETED = LedgerEventKind.COMPLETED
+
 LIVE = frozenset({LEASED, STARTED})
 """Under a fence, in some worker's hands."""
 WAITING = frozenset({PARKED, ACCEPTED})
@@ -147,4 +149,5 @@ class Decision(NamedTuple):
 def terminal_note(row: Row) -> Note:
     """Return the one event of a terminal state (I8)."""
     assert row.completion is not None, f"{row.action_id} is terminal without a result"
-    return Note(LedgerEventKind.COMPLETED, str(row.settled_status), row.completion)
+    assert row.settled_status is not None, f"{row.action_id} is terminal without a status"
+    return Note(_COMPLETED, row.settled_status.value, row.completion)

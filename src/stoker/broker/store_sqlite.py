@@ -55,6 +55,7 @@ SYNC_BEFORE = declare("ledger.sync.before", "a committed group is about to be sy
 
 _STATEMENT_CACHE = 128
 _CHECKPOINT_PAGES = 4000
+_DEAD = CompletionStatus.DEAD
 
 Bindings = tuple[object, ...]
 
@@ -191,7 +192,7 @@ class SqliteStore:
 
     def bury(self, rows: Sequence[Row]) -> None:
         """Drop input, result and told events; dead letters keep input and result."""
-        places = [(row.order,) for row in rows if row.settled_status is not CompletionStatus.DEAD]
+        places = [(row.order,) for row in rows if row.settled_status is not _DEAD]
         self._many("bury_input", places)
         self._many("bury_result", places)
         self._many("bury_events", [(row.order,) for row in rows])

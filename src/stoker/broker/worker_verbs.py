@@ -111,7 +111,7 @@ def undelivered(books: Books, request: LeaseRequest, now: Instant) -> LeaseReply
 def start_work(books: Books, expiry: Expiry, request: StartRequest, now: Instant) -> HoldReply:
     """Allow work to begin, attempt counted."""
     record = expiry.hear(request.worker_id, now)
-    rows = books.rows(held.action_id for held in request.held)
+    rows = books.rows([held.action_id for held in request.held])
     found: list[HoldVerdict] = []
     for held in request.held:
         row = rows.get(held.action_id)
@@ -142,9 +142,9 @@ def complete_work(
 ) -> CompleteReply:
     """Take results; each is applied once, whoever repeats it (B9)."""
     for result in request.completions:
-        check_value(result.observation, f"the observation of action {result.action_id}")
+        check_value(result.observation, "observation", result.action_id)
     expiry.hear(request.worker_id, now)
-    rows = books.rows(result.action_id for result in request.completions)
+    rows = books.rows([result.action_id for result in request.completions])
     found: list[CompleteDisposition] = []
     for result in request.completions:
         row = rows.get(result.action_id)
@@ -165,7 +165,7 @@ def complete_work(
 def release_work(books: Books, expiry: Expiry, request: ReleaseRequest, now: Instant) -> HoldReply:
     """Take leases back: unstarted ones at no cost, started ones by their effect."""
     expiry.hear(request.worker_id, now)
-    rows = books.rows(held.action_id for held in request.held)
+    rows = books.rows([held.action_id for held in request.held])
     found: list[HoldVerdict] = []
     for held in request.held:
         row = rows.get(held.action_id)

@@ -53,15 +53,17 @@ class FrameDecoder:
             WireViolation: a length over the limit; the peer is at fault, close the connection.
         """
         self._buffer += data
-        position = 0
-        while len(self._buffer) - position >= LENGTH_BYTES:
+        position, size = 0, len(self._buffer)
+        while size - position >= LENGTH_BYTES:
             (length,) = _LENGTH.unpack_from(self._buffer, position)
             if length > self._bytes_max:
                 raise WireViolation(f"a frame of {length} bytes was announced; connection closed")
             end = position + LENGTH_BYTES + length
-            if len(self._buffer) < end:
+            if size < end:
                 break
-            yield bytes(self._buffer[position + LENGTH_BYTES : end])
+            with memoryview(self._buffer) as view:  # a slice of the buffer would be one copy more
+                document = bytes(view[position + LENGTH_BYTES : end])
+            yield document
             position = end
         del self._buffer[:position]
 
