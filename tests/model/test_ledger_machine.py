@@ -102,14 +102,14 @@ class PostgresMachine(LedgerMachine):
         put_back(server(), copy, self.schema)
         self.store = None
 
-    def ask(self, request: Any) -> Any:
+    def ask_together(self, *requests: Any) -> list[Any]:
         self.gateways.reverse()
         self.service = self.gateways[0]
         try:
-            answer = super().ask(request)
+            answer = super().ask_together(*requests)
         except StorageConflict:  # the other gateway has changed what this one knew
             self.service.rollback(self.clock.now())
-            answer = super().ask(request)
+            answer = super().ask_together(*requests)
         check_unfinished(server(), self.schema)
         return answer
 

@@ -1,5 +1,6 @@
 """Whether an open ledger's working memory is what its store would be read as."""
 
+from collections import Counter
 from typing import Any
 
 import msgspec
@@ -44,11 +45,13 @@ def check_books(service: LedgerService) -> None:
         assert record.enlisted.ended == (read.enlisted.ended if read else False)
         for action_id, fence in record.untold.items():
             assert books._hands[action_id].reclaim_fence == fence != 0
+    _check_alarms(service)
     if fresh.next_due is not None:
         assert books.next_due is not None, "the ledger would sleep for ever"
         assert books.next_due <= fresh.next_due, "a deadline would be slept through"
     for action_id, row in books._recent.rows.items():
-        assert store.rows((action_id,)) == [row]
+        [written] = store.rows((action_id,))
+        assert written == row, _differing(written, row)
     for queue, places in books._lineup._queues.items():
         known = [row for _, _, row in places]
         waiting = books.waiting[line_of(queue.worker_class, queue.run_id)]
@@ -62,6 +65,19 @@ def check_books(service: LedgerService) -> None:
         assert store.head(run_id, rollout_id) == head
     for rollout_id, count in books._recent.outstanding.items():
         assert store.outstanding(rollout_id) == count
+
+
+def _check_alarms(service: LedgerService) -> None:
+    """Look whether the silence of every living worker would be noticed, and is watched once."""
+    books, expiry = service._books, service._expiry
+    watched = Counter([worker_id for _, worker_id in expiry._watch] + books.unwatched)
+    wake = service.next_wake()
+    for worker_id, record in books.workers.items():
+        assert watched[worker_id] <= 1, f"the silence of {worker_id} is counted twice"
+        if not record.dead:
+            assert watched[worker_id], f"nobody counts the silence of {worker_id}"
+            assert wake is not None, f"nobody would wake for {worker_id}"
+            assert wake <= expiry._silent_at(record), f"{worker_id} would be silent for too long"
 
 
 def _decided_by(hands: dict[ActionId, Row]) -> dict[ActionId, Any]:
@@ -81,3 +97,8 @@ def _plain(value: Any) -> Any:
     plain = {key: _plain(inner) for key, inner in value.items()}
     counts = all(isinstance(inner, int | dict) for inner in plain.values())
     return {key: inner for key, inner in plain.items() if inner} if counts else plain
+
+
+def _differing(stored: Row, kept: Row) -> dict[str, Any]:
+    fields = {name: (getattr(stored, name), getattr(kept, name)) for name in Row.__struct_fields__}
+    return {name: both for name, both in fields.items() if both[0] != both[1]}

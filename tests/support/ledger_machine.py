@@ -30,6 +30,7 @@ from stoker.broker.base import (
     Lease,
     LeaseRequest,
     LedgerEvent,
+    LedgerEventKind,
     LedgerLimits,
     ReleaseRequest,
     StartRequest,
@@ -37,10 +38,11 @@ from stoker.broker.base import (
 )
 from stoker.broker.operating import DeadLetterVerb, SettleDead
 from stoker.broker.service import LedgerService
-from stoker.errors import LedgerFenced, LedgerRefused
+from stoker.errors import LedgerFenced, LedgerRefused, StokerError
 from stoker.model.action import Action, ActionState, Effect, LatePolicy
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import ActionId, Fence, WorkerId
+from stoker.seams.clock import Instant
 from support.ledger import ROLLOUT, RUN, ManualClock, act, action, held
 from support.ledger_books import check_books
 from support.ledger_crash import PowerStore
@@ -58,7 +60,22 @@ WORKERS = [WorkerId(f"wrk_{n}") for n in range(3)]
 EFFECTS = [Effect.PURE, Effect.CONTAINED, Effect.EXTERNAL]
 
 workers = st.sampled_from(WORKERS)
+kinds = st.fixed_dictionaries(
+    {
+        "effect": st.sampled_from(EFFECTS),
+        "late": st.sampled_from(LatePolicy),
+        "deadline_seconds": st.sampled_from([300.0, 15.0]),
+        "attempts_max": st.integers(1, 2),
+    }
+)
+endings = st.sampled_from(["complete", "complete", "release", "keep"])
 picks = st.integers(min_value=0, max_value=10**6)
+
+
+def _done(lease: Lease) -> Completion:
+    return Completion(
+        action_id=lease.action.action_id, fence=lease.fence, status=CompletionStatus.OK
+    )
 
 
 class LedgerMachine(RuleBasedStateMachine):
@@ -104,18 +121,29 @@ class LedgerMachine(RuleBasedStateMachine):
         self.store.put_back(copy)
 
     def ask(self, request: Any) -> Any:
+        [reply] = self.ask_together(request)
+        return reply
+
+    def ask_together(self, *requests: Any) -> list[Any]:
+        """Carry out one group: polls come last, after time has passed, as in the exchange."""
         now = self.clock.now()
-        polls = [request] if isinstance(request, LeaseRequest | EventsRequest) else []
-        self.service.begin([request], now)
+        polls = [one for one in requests if isinstance(one, LeaseRequest | EventsRequest)]
+        self.service.begin(requests, now)
+        answers = [self._answer(one, now) for one in requests if one not in polls]
+        self.service.settle(now)
+        self.service.expect(polls)
+        answers += [self._answer(one, now) for one in polls]
+        self.service.commit()
+        for answer in answers:
+            if isinstance(answer, StokerError):
+                raise answer
+        return answers
+
+    def _answer(self, request: Any, now: Instant) -> Any:
         try:
-            if polls:  # time passes first, as in the exchange
-                self.service.settle(now)
-                self.service.expect(polls)
             return self.service.handle(request, now)
-        finally:
-            if not polls:
-                self.service.settle(now)
-            self.service.commit()
+        except (LedgerFenced, LedgerRefused) as error:
+            return error
 
     def worker(self, name: WorkerId) -> WorkerId:
         return WorkerId(f"{name}.{self.incarnations[name]}")
@@ -123,11 +151,12 @@ class LedgerMachine(RuleBasedStateMachine):
     def lease_at(self, pick: int) -> Lease:
         return self.leases[-1 - pick % min(len(self.leases), 8)]
 
-    @initialize()
-    def begin(self) -> None:
+    @initialize(count=st.integers(1, 3), kind=kinds)
+    def begin(self, count: int, kind: dict[str, Any]) -> None:
         self.attach()
         for name in WORKERS:
             self.enroll(name)
+        self.submit(count, kind, None)
 
     def attach(self) -> None:
         self.attached += 1
@@ -139,6 +168,9 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ask(Enroll(worker_id=self.worker(name), name=str(name), slots={"fast": 4}))
 
     def append(self, *submits: Action, acknowledges: tuple[ActionId, ...] = ()) -> Any:
+        return self._appended(self.ask(self._append(*submits, acknowledges=acknowledges)))
+
+    def _append(self, *submits: Action, acknowledges: tuple[ActionId, ...] = ()) -> AppendBatch:
         one = Append(
             rollout_id=ROLLOUT,
             expected_seq=self.seq,
@@ -146,42 +178,27 @@ class LedgerMachine(RuleBasedStateMachine):
             submits=submits,
             acknowledges=acknowledges,
         )
-        reply = self.ask(AppendBatch(run_id=RUN, fence=self.fence, appends=(one,)))
+        return AppendBatch(run_id=RUN, fence=self.fence, appends=(one,))
+
+    def _appended(self, reply: Any) -> Any:
         self.seq = reply.replies[0].seq
         return reply.replies[0]
 
-    @rule(
-        count=st.integers(1, 3),
-        effect=st.sampled_from(EFFECTS),
-        late=st.sampled_from(LatePolicy),
-        deadline=st.sampled_from([15.0, 300.0]),
-        holder=st.none() | workers,
-        attempts=st.integers(1, 2),
-    )
-    def submit(
-        self,
-        count: int,
-        effect: Effect,
-        late: LatePolicy,
-        deadline: float,
-        holder: WorkerId | None,
-        attempts: int,
-    ) -> None:
-        fresh = [
-            action(
-                self.submitted + n,
-                effect=effect,
-                late=late,
-                deadline_seconds=deadline,
-                holder=self.worker(holder) if holder else None,
-                attempts_max=attempts,
-                deliveries_max=4,
-            )
-            for n in range(count)
-        ]
-        reply = self.append(*fresh)
+    @rule(count=st.integers(1, 3), kind=kinds, holder=st.none() | workers)
+    def submit(self, count: int, kind: dict[str, Any], holder: WorkerId | None) -> None:
+        fresh = self._fresh(count, kind, holder)
+        self._submitted(fresh, self.append(*fresh))
+
+    def _fresh(
+        self, count: int, kind: dict[str, Any], holder: WorkerId | None = None
+    ) -> list[Action]:
+        bearer = self.worker(holder) if holder else None
+        numbers = range(self.submitted, self.submitted + count)
+        return [action(n, holder=bearer, deliveries_max=4, **kind) for n in numbers]
+
+    def _submitted(self, fresh: list[Action], reply: Any) -> None:
         assert all(str(d) in ("accepted", "parked") for d in reply.submits)
-        self.submitted += count
+        self.submitted += len(fresh)
         self.model.accepted |= {one.action_id for one in fresh}
 
     @precondition(lambda self: self.submitted > 0)
@@ -201,15 +218,58 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(name=workers, slots=st.integers(1, 4))
     def lease(self, name: WorkerId, slots: int) -> None:
         request = LeaseRequest(worker_id=self.worker(name), slots={"fast": slots})
-        reply = self.ask(request)
-        assert len(reply.leases) <= slots
-        for lease in reply.leases:
-            self.model.handed(lease.action.action_id, lease.fence)
-            assert lease.action.holder in (None, self.worker(name))
-            self.leases.append(lease)
-        if any(lease.alone for lease in reply.leases):
-            assert len(reply.leases) == 1
+        if any(lease.alone for lease in self._handed(request, self.ask(request))):
             assert self.ask(request).leases == (), "nothing runs beside a suspect (I5)"
+
+    def _handed(self, request: LeaseRequest, reply: Any) -> list[Lease]:
+        leases = list(reply.leases)
+        assert len(leases) <= request.slots["fast"]
+        for lease in leases:
+            self.model.handed(lease.action.action_id, lease.fence)
+            assert lease.action.holder in (None, request.worker_id)
+            self.leases.append(lease)
+        assert len(leases) == 1 or not any(lease.alone for lease in leases)
+        return leases
+
+    @rule(
+        name=workers,
+        kind=kinds,
+        fresh=st.integers(0, 2),
+        ends=st.lists(endings, min_size=1, max_size=4),
+    )
+    def work(self, name: WorkerId, kind: dict[str, Any], fresh: int, ends: list[str]) -> None:
+        """What workers do all day: lease, start, and end each in some way, or keep it."""
+        self.submit(fresh, kind, None)
+        self.promises_are_kept()
+        known = len(self.leases)
+        self.lease(name, len(ends))
+        self.promises_are_kept()
+        for lease in self.leases[known:]:
+            self.begin_work(lease)
+        self.promises_are_kept()
+        for lease, end in zip(self.leases[known:], ends[: len(self.leases) - known], strict=True):
+            if end == "complete":
+                self._take(self.ask(self._completing(lease)), lease)
+            elif end == "release":
+                self.ask(ReleaseRequest(worker_id=self._holder(lease), held=held(lease)))
+
+    @precondition(lambda self: self.leases)
+    @rule(pick=picks, kind=kinds, fresh=st.integers(0, 2), polling=st.tuples(workers, workers))
+    def gather(
+        self, pick: int, kind: dict[str, Any], fresh: int, polling: tuple[WorkerId, WorkerId]
+    ) -> None:
+        """One group holds a result, new actions that apply another, and two polls."""
+        lease = self.lease_at(pick)
+        actions = self._fresh(fresh, kind)
+        told = [e.action_id for e in self.events() if e.kind is LedgerEventKind.COMPLETED]
+        completing = self._completing(lease)
+        appending = self._append(*actions, acknowledges=tuple(told[:1]))
+        polls = [LeaseRequest(worker_id=self.worker(w), slots={"fast": 2}) for w in polling]
+        completed, appended, *leased = self.ask_together(completing, appending, *polls)
+        self._take(completed, lease)
+        self._submitted(actions, self._appended(appended))
+        for poll, reply in zip(polls, leased, strict=True):
+            self._handed(poll, reply)
 
     def _holder(self, lease: Lease) -> WorkerId:
         [row] = self.store.rows((lease.action.action_id,))
@@ -247,15 +307,17 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(pick=picks, times=st.integers(1, 2))
     def complete(self, pick: int, times: int) -> None:
         lease = self.lease_at(pick)
-        result = Completion(
-            action_id=lease.action.action_id, fence=lease.fence, status=CompletionStatus.OK
-        )
-        request = CompleteRequest(worker_id=self._holder(lease), completions=(result,) * times)
-        for disposition in self.ask(request).dispositions:
+        self._take(self.ask(self._completing(lease, times)), lease)
+
+    def _completing(self, lease: Lease, times: int = 1) -> CompleteRequest:
+        return CompleteRequest(worker_id=self._holder(lease), completions=(_done(lease),) * times)
+
+    def _take(self, reply: Any, lease: Lease) -> None:
+        for disposition in reply.dispositions:
             if disposition is not CompleteDisposition.STALE:
                 newest = self.model.newest[lease.action.action_id] == lease.fence
                 assert newest or disposition is not CompleteDisposition.OK, "a stale fence (I4)"
-                self.model.ended(lease.action.action_id, result)
+                self.model.ended(lease.action.action_id, _done(lease))
 
     @precondition(lambda self: self.leases)
     @rule(pick=picks)
@@ -277,11 +339,11 @@ class LedgerMachine(RuleBasedStateMachine):
     def events(self) -> list[LedgerEvent]:
         return list(self.ask(EventsRequest(run_id=RUN, fence=self.fence, limit=10**6)).events)
 
-    @rule(pick=picks)
-    def acknowledge(self, pick: int) -> None:
+    @rule(pick=picks, everything=st.booleans())
+    def acknowledge(self, pick: int, everything: bool) -> None:  # noqa: FBT001 - given by name
         told = [event.action_id for event in self.events()]
         if told:
-            self.append(acknowledges=(told[pick % len(told)],))
+            self.append(acknowledges=tuple(told) if everything else (told[pick % len(told)],))
 
     @precondition(lambda self: self.submitted > 0)
     @rule(pick=picks, verb=st.sampled_from(DeadLetterVerb))
@@ -335,11 +397,30 @@ class LedgerMachine(RuleBasedStateMachine):
             self.enroll(name)
         self.attach()
 
-    @rule(seconds=st.sampled_from([1.0, 4.0, 11.0, 40.0]), jump=st.sampled_from([0.0, -9e3, 9e3]))
-    def pass_time(self, seconds: float, jump: float) -> None:
+    @rule(
+        seconds=st.sampled_from([1.0, 4.0, 11.0, 40.0]),
+        jump=st.sampled_from([0.0, -9e3, 9e3]),
+        silent=st.sets(workers, max_size=2),
+    )
+    def pass_time(self, seconds: float, jump: float, silent: set[WorkerId]) -> None:
         self.clock.boot += seconds
         self.clock.wall += seconds + jump
-        self.heartbeat(WORKERS[0])
+        for name in WORKERS:
+            if name not in silent:
+                self.heartbeat(name)
+
+    @precondition(lambda self: self.remembers)
+    @rule()
+    def sleep_until_the_alarm(self) -> None:
+        """What the ledger's alarm is set for happens when it rings, not a moment later."""
+        wake = self.service.next_wake()
+        if wake is not None:
+            seconds = max(0.0, wake - self.clock.boot)
+            self.clock.boot += seconds
+            self.clock.wall += seconds
+            self.ask_together()
+            again = self.service.next_wake()
+            assert again is None or again > self.clock.boot, "it would ring without end"
 
     @rule(name=workers)
     def replace_worker(self, name: WorkerId) -> None:

@@ -189,6 +189,12 @@ def test_a_late_result_is_for_its_rollout_only_once_the_action_has_ended() -> No
     assert reconciled.detail.startswith("reconciled")
 
 
+def test_i5_the_last_delivery_that_a_copy_shows_is_not_followed_by_another() -> None:
+    assert restored(leased(deliveries_max=2)).row.state is ActionState.ACCEPTED
+    row = restored(leased(deliveries_max=1)).row
+    assert row.settled_status is CompletionStatus.DEAD
+
+
 def test_a_restored_row_is_told_as_what_becomes_of_it() -> None:
     assert [note.kind for note in restored(leased()).notes] == [LedgerEventKind.REQUEUED]
     assert restored(queued()).notes == ()

@@ -114,13 +114,13 @@ class Books(Counts):
         self._load(seen)
 
     def _load(self, seen: float) -> None:
+        for enlisted in self.store.workers():
+            self.workers[enlisted.worker_id] = WorkerRecord(enlisted, seen)
+            self.unwatched.append(enlisted.worker_id)
         for queue, state, parked_on, count in self.store.counts():
             self._count(queue, state, parked_on, count)
             if queue.holder is not None:
                 self.worker(queue.holder, seen)
-        for enlisted in self.store.workers():
-            self.workers[enlisted.worker_id] = WorkerRecord(enlisted, seen)
-            self.unwatched.append(enlisted.worker_id)
         for row in self.store.in_hands():
             assert row.bearer is not None, f"{row.action_id} is in nobody's hands"
             self._hands[row.action_id] = row
@@ -252,7 +252,7 @@ class Books(Counts):
         action_id = row.action.action_id
         if old.state is ACCEPTED:
             self._lineup.discard(old)
-            self._group.pop(action_id, None)  # from here on it is in hands
+        self._group.pop(action_id, None)  # from here on it is in hands
         self._hands[action_id] = row
 
     def _settle(self, row: Row) -> None:

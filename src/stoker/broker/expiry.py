@@ -51,6 +51,7 @@ class Expiry:
 
     def next_wake(self) -> float | None:
         """Return the boot time at which ``tick`` has something to do."""
+        self._watch_new()  # a poll may have been a lost worker's first sign of life
         due = self._books.next_due
         watch = self._watch[0][0] if self._watch else None
         return min((t for t in (due, watch) if t is not None), default=None)

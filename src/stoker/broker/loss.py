@@ -89,7 +89,7 @@ def restored(row: Row) -> Decision:
 
     Whatever happened after the copy is unknown: workers of that time and their boxes are nobody's
     any more; an unfinished external action may have run since, even if the copy shows it queued.
-    Nothing is spent: the copy is no fault of the action.
+    No attempt is spent: the copy is no fault of the action.
     """
     why = "the ledger was restored from a copy"
     if row.terminal:
@@ -106,6 +106,8 @@ def restored(row: Row) -> Decision:
         return environment_lost(noted)
     if not row.live:
         return Decision(row)
+    if not deliverable(row):  # its last one is unknown, and deliveries are bounded too (I5)
+        return _dead(noted)
     unspent = replace(noted, attempts=row.attempts - (row.state is ActionState.STARTED))
     return Decision(requeued(unspent), (Note(LedgerEventKind.REQUEUED, noted.causes[-1]),))
 
