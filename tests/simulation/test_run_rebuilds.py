@@ -304,6 +304,7 @@ def test_a_resumed_coordinator_does_not_wait_for_a_rebuild_that_was_given_up(sce
         scene.ended(f"0~g{life}", BoxFailed("no room").record())
     assert scene.rollout.environments[OPENING.path].lost
     environment = scene.resumed().environments[OPENING.path]
+    assert environment.generation == GENERATIONS_MAX - 1
     assert not environment.restorable()
 
 

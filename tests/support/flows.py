@@ -19,6 +19,20 @@ class Anything:
         return lambda *_args, **_named: None
 
 
+class Told(Anything):
+    """Keeps what a part is told, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, tuple[Any, ...]]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *said, **_named: self.told.append((name, said))
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        """Return what was said each time ``name`` was called."""
+        return [said for verb, said in self.told if verb == name]
+
+
 class Parts(Anything):
     """What the flow is built on; keeps every append."""
 
@@ -30,12 +44,13 @@ class Parts(Anything):
         self.clock = self
         self.figures = self.log = Anything()
         self.late: list[tuple[RolloutId, Completion]] = []
+        self.seconds = 0.0
 
     def append(self, append: Append) -> None:
         self.appends.append(append)
 
     def monotonic(self) -> float:
-        return 0.0
+        return self.seconds
 
     def now(self) -> Any:
         return self
