@@ -74,6 +74,9 @@ def test_i5_one_worker_drains_for_a_suspect_that_has_waited_a_lease(
         await pass_time(LEASE - 1.0)
         mine += await h.lease(first, slots=1)
         assert ids(mine) == [act(10), act(20)], "the suspects have not waited long enough"
+        await h.submit(action(30, worker_class="x"))
+        poll = LeaseRequest(worker_id=WorkerId("wrk_00_x"), slots={"x": 4})
+        assert ids(list((await h.ledger.lease(poll)).leases)) == [act(30)], "not of their class"
         await pass_time(1.0)
         assert await h.lease(first, slots=1) == [], "now it empties its hands"
         others += await h.lease(slots=1)

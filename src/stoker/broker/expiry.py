@@ -84,7 +84,7 @@ class Expiry:
     def lose_unnamed(self, record: WorkerRecord, held: tuple[Held, ...], now: Instant) -> None:
         """Lose the leases that a living worker has not named for a lease's time."""
         named = {one.action_id: one.fence for one in held}
-        patience = max(self._books.limits.lease_seconds, 0.0)
+        patience = self._books.limits.lease_seconds
         for row in self._books.in_hands(record):
             fence = row.fence or row.reclaim_fence
             if named.get(row.action_id) == fence:

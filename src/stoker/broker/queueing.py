@@ -166,7 +166,7 @@ def _queued_for(books: Books, worker: WorkerRecord, worker_class: str) -> bool:
     if not queued:
         return False
     mine = books.held[worker_class, worker.enlisted.worker_id]
-    return mine > 0 or queued > books.held[worker_class, ANY] - mine
+    return mine > 0 or queued > books.held[worker_class, ANY]
 
 
 def _oldest_suspect(books: Books, worker: WorkerRecord, slots: dict[str, int]) -> Row | None:
