@@ -359,6 +359,40 @@ def test_what_had_ended_before_a_resume_is_taken_up_when_it_is_known_again(life:
     assert life.rollout.unrouted == {}
 
 
+def test_what_had_ended_before_a_resume_is_taken_up_step_by_step_too(life: Life) -> None:
+    life.turn(opening("0"))
+    life.ended("0")
+    life.turn(run("1"), run("2"), call("3"))
+    life.ended("1")
+    for path in ("2~g1", "3~r1"):
+        action_id = make_id(life.rollout.rollout_id, CallPath(path))
+        known = Completion(
+            action_id=action_id, fence=Fence(1), status=OK, attempt=1, worker_id=SECOND
+        )
+        life.done.add(action_id)
+        life.event(LedgerEventKind.COMPLETED, action_id, known)
+    life.told("3", fault=GONE, attempt=0)
+    assert life.delivered == ["0", "1", "3"], "its second try had ended"
+    life.turn()
+    life.told("2", fault=LOST)
+    for path in ("0~g1", "1~g1"):
+        life.told(path, worker=SECOND)
+    assert life.delivered == ["0", "1", "3", "2"], "so had what waited for the rebuild"
+    assert life.rollout.unrouted == {}
+
+
+def test_closing_what_could_not_be_rebuilt_is_acknowledged_at_once(life: Life) -> None:
+    life.turn(opening("0"))
+    life.ended("0")
+    life.turn(run("1"), run("2"))
+    life.ended("1")
+    life.told("2", fault=LOST)
+    life.told("0~g1", worker=SECOND)
+    life.told("1~g1", worker=SECOND, status=TIMED_OUT)
+    assert life.parts.closed == [SECOND]
+    assert life.told("0~close1", worker=SECOND) in life.parts.acknowledged
+
+
 def test_time_that_is_left_bounds_every_action(life: Life) -> None:
     assert life.flow.left(life.rollout) == 500.0
     life.parts.seconds = 497.0

@@ -55,8 +55,6 @@ class Standing(msgspec.Struct, kw_only=True):
     """Wall time of the latest turn."""
     actions: int = 0
     finished: Finished | None = None
-    begun: bool = False
-    """Its first turn is journalled."""
 
 
 def rebuild(events: Iterable[JournalEvent], fetch: Fetch) -> Standing:
@@ -95,7 +93,6 @@ def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
             content = None if event.value is None else fetch(event.value)
             result = RecordedResult(path=event.path, value=content, fault=event.fault, at=event.at)
             standing.turns.append(RecordedTurn(result=result, calls=()))
-            standing.begun = True
             standing.at = event.at
         case Issued():
             standing.issued_at[event.path] = standing.at
@@ -132,7 +129,6 @@ def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
 def _current_turn(standing: Standing) -> RecordedTurn:
     if not standing.turns:
         standing.turns.append(RecordedTurn(result=None, calls=()))
-        standing.begun = True
     return standing.turns[-1]
 
 
