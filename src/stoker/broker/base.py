@@ -12,6 +12,7 @@ from typing import Protocol
 
 import msgspec
 
+from stoker.broker.claims import Claim, ClaimReply, ClaimRequest
 from stoker.broker.leasing import (
     CompleteDisposition,
     CompleteReply,
@@ -69,6 +70,9 @@ __all__ = [
     "CancelReply",
     "Capabilities",
     "CapabilitiesRequest",
+    "Claim",
+    "ClaimReply",
+    "ClaimRequest",
     "ClassStats",
     "CompleteDisposition",
     "CompleteReply",
@@ -358,6 +362,7 @@ Request = (
     | ActionsRequest
     | DeadLettersRequest
     | StatsRequest
+    | ClaimRequest
     | CapabilitiesRequest
     | OperatorRequest
 )
@@ -437,6 +442,10 @@ class Ledger(Protocol):
 
     async def stats(self) -> StatsReply:
         """Count."""
+        ...
+
+    async def claim(self, request: ClaimRequest) -> ClaimReply:
+        """Say what one uses of model servers, and hear what others do."""
         ...
 
     async def capabilities(self) -> Capabilities:

@@ -26,6 +26,8 @@ from stoker.broker.base import (
     CancelReply,
     Capabilities,
     CapabilitiesRequest,
+    ClaimReply,
+    ClaimRequest,
     CompleteReply,
     CompleteRequest,
     DeadLettersRequest,
@@ -53,6 +55,7 @@ from stoker.broker.base import (
     TicketsRequest,
 )
 from stoker.broker.books import Books
+from stoker.broker.claims import Claims
 from stoker.broker.dead_letters import settle_dead
 from stoker.broker.loss import restored
 from stoker.broker.operating import (
@@ -87,6 +90,7 @@ Reply = (
     | RolloutsReply
     | ActionsReply
     | StatsReply
+    | ClaimReply
     | Capabilities
     | OperatorReply
 )
@@ -113,6 +117,7 @@ class LedgerService:
         self._expiry: expiry.Expiry
         self._grace_until = 0.0
         self._meta_stored: Meta
+        claims = Claims()
         verbs: dict[type, Callable[..., Any]] = {
             Attach: self._attach,
             AppendBatch: lambda r, now: coordinator_verbs.append(self._books, r, now),
@@ -130,6 +135,7 @@ class LedgerService:
             ActionsRequest: lambda r, _now: views.actions(self._books, r),
             DeadLettersRequest: lambda r, _now: views.dead_letters(self._books, r),
             StatsRequest: lambda _r, now: views.stats(self._books, now),
+            ClaimRequest: lambda r, now: claims.make(r.claim, now.boot),
             CapabilitiesRequest: lambda _r, _now: self.capabilities(),
             SettleDead: lambda r, now: settle_dead(self._books, r, now),
             AuditRequest: lambda r, _now: AuditReply(entries=tuple(store.audit(r.run_id))),

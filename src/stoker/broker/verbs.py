@@ -15,6 +15,8 @@ from stoker.broker.base import (
     CancelReply,
     Capabilities,
     CapabilitiesRequest,
+    ClaimReply,
+    ClaimRequest,
     CompleteReply,
     CompleteRequest,
     DeadLettersRequest,
@@ -161,6 +163,10 @@ class LedgerVerbs:
     async def stats(self) -> StatsReply:
         """Count."""
         return await self._verb(StatsRequest(), StatsReply)
+
+    async def claim(self, request: ClaimRequest) -> ClaimReply:
+        """Say what one uses of model servers, and hear what others do."""
+        return await self._verb(request, ClaimReply)
 
     async def capabilities(self) -> Capabilities:
         """Say what is promised."""

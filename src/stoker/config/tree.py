@@ -358,6 +358,8 @@ class LaneSettings(Section):
     """Before the first retry; doubles, with jitter."""
     call_timeout: Duration = 600.0
     """Of one model call."""
+    weight: Annotated[float, Field(gt=0, le=1000)] = 1.0
+    """This run's share of model servers beside those of other runs on the same ledger."""
 
 
 class TorchSettings(Section):

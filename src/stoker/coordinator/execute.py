@@ -49,6 +49,7 @@ from stoker.coordinator.record import (
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.sampling import AdmissionFeed
+from stoker.coordinator.server_share import ServerShare
 from stoker.coordinator.sharing import Membership, Part, end_owner
 from stoker.coordinator.snapshots import Snapshots
 from stoker.coordinator.storage import StorageWatch, require_room
@@ -433,11 +434,13 @@ class _Execution:
         exporter = Exporter(self._metrics)
         stats: StatsReply | None = None
         count = 0
+        server = ServerShare.of_run(parts.ledger, parts.lane, parts.plan, self._settings.lane)
         while True:
             if count % _STATUS_EVERY == 0:
                 with suppress(TimeoutError, StokerError):  # a silent ledger must not blind people
                     async with asyncio.timeout(_STATS_SECONDS):
                         stats = await snapshots.refresh()
+                        await server.refresh()
                 active, boxes = len(coordinator.flow.active), coordinator.boxes_reserved
                 change = feed.sample(active=active, boxes_reserved=boxes, stats=stats)
                 if change is not None:

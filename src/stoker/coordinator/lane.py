@@ -57,7 +57,7 @@ class Lane:
     ) -> None:
         info = model.info()
         self._model = model
-        self._info = info
+        self.info = info
         self._settings = settings
         self._jitter = jitter
         self._answered = answered
@@ -148,6 +148,23 @@ class Lane:
         """Return once no call is on a replica or about to be; pause first, or that may be never."""
         await self._idle.wait()
 
+    def share(self, part: float) -> None:
+        """Use this part of windows and KV caches, one call of each replica at least, from now on.
+
+        Calls in flight beyond it go on.
+        """
+        self._settle()
+        for one in self.info.replicas:
+            self._replicas[one.replica].window = max(1, round(one.window * part))
+        self._window = sum(replica.window for replica in self._replicas.values())
+        self.working.share(part, self._window)
+        self._settle()
+
+    @property
+    def wanting(self) -> int:
+        """Calls that run or would, were there room and memory."""
+        return self._running + self._granted + len(self._ready) + self._ready.parked
+
     def may_start(self) -> bool:
         """Return whether there is room in the KV caches for a new rollout's contexts."""
         if not self.working.limits:
@@ -210,11 +227,11 @@ class Lane:
         if since is not None:
             done = done.since(since)
         loads = self._loads()
-        capacity = _capacity(loads)
+        capacity = LaneFigures.capacity(loads)
         tokens_per_call = share(done.device_tokens, done.calls)
         return LaneFigures(
-            model=self._info.name,
-            simulated=self._info.simulated,
+            model=self.info.name,
+            simulated=self.info.simulated,
             replicas=len(self._replicas),
             window=self._window,
             running=self._running,
@@ -476,12 +493,6 @@ class Lane:
         return sum(load.tokens_sampled for load in self._loads())
 
     def _kv_share(self, loads: list[DeviceLoad]) -> float | None:
-        if all(one.kv_tokens is None for one in self._info.replicas):
+        if all(one.kv_tokens is None for one in self.info.replicas):
             return None
         return max(load.kv_used_share for load in loads)
-
-
-def _capacity(loads: list[DeviceLoad]) -> float | None:
-    """Return tokens a second of all replicas at full windows; ``None`` when one does not say."""
-    known = [load.capacity_tokens_per_second for load in loads]
-    return sum(one for one in known if one is not None) if None not in known else None

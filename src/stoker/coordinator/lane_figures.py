@@ -7,6 +7,7 @@ constant work per change, whatever is waiting.
 
 import msgspec
 
+from stoker.inference.base import DeviceLoad
 from stoker.seams.clock import Clock
 
 
@@ -87,6 +88,12 @@ class LaneFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Calls a second at full windows, at the mean length of a call; ``None``: not known yet."""
     kv_share: float | None
     """Fullest KV cache, running sequences only; ``None``: no replica says."""
+
+    @staticmethod
+    def capacity(loads: list[DeviceLoad]) -> float | None:
+        """Return tokens a second of all replicas at full windows; ``None``: one does not say."""
+        known = [load.capacity_tokens_per_second for load in loads]
+        return sum(one for one in known if one is not None) if None not in known else None
 
 
 class LaneState(msgspec.Struct, frozen=True, kw_only=True):

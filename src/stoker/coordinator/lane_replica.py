@@ -67,7 +67,7 @@ class LaneReplica:
         if self.health is Health.PROBATION:
             probing = self.held - min(self._before, self.held)
             return max(0, min(self.window - self.held, self._probes - probing))
-        return self.window - self.held
+        return max(0, self.window - self.held)  # the window may have become smaller
 
     def succeeded(self) -> None:
         """Note an answer: whatever was wrong is over."""

@@ -27,7 +27,7 @@ class Residency:
     """Believed contents of one KV cache, tokens."""
 
     def __init__(self, kv_tokens: int) -> None:
-        self._kv = kv_tokens
+        self._kv = self._whole = kv_tokens
         self.kept = float(kv_tokens)
         """What the server is believed to keep altogether."""
         self.keeps = True
@@ -40,6 +40,12 @@ class Residency:
         self._idle_tokens = 0
         self._before: dict[int, tuple[float, bool]] = {}
         """Call → how deep its context lay when it began, and whether it was believed whole."""
+
+    def share(self, part: float) -> None:
+        """Believe in this part of the whole cache from now on."""
+        kv = max(1, int(self._whole * part))
+        self.kept, self._kv = self.kept * kv / self._kv, kv
+        self._shrink()
 
     def is_cached(self, history: str) -> bool:
         """Return whether the context of ``history`` is believed to be there."""

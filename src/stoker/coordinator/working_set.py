@@ -145,6 +145,13 @@ class WorkingSet:
         """Whether the memory of any replica is known."""
         return bool(self._memories)
 
+    def share(self, part: float, window: int) -> None:
+        """Have this part of each replica's memory; ``window``: calls all of them take at once."""
+        self._window = window
+        for memory in self._memories.values():
+            memory.residency.share(part)
+            memory.window = max(1, window // len(self._memories))
+
     def memory(self, replica: int) -> Memory | None:
         """Return what is known of a replica's memory; ``None``: nothing."""
         return self._memories.get(replica)

@@ -15,6 +15,9 @@ from stoker.broker.base import (
     ActionsReply,
     ActionsRequest,
     Capabilities,
+    Claim,
+    ClaimReply,
+    ClaimRequest,
     Durability,
     HeartbeatRequest,
     HoldReply,
@@ -24,6 +27,7 @@ from stoker.broker.base import (
     StatsReply,
     StatsRequest,
 )
+from stoker.broker.claims import CLAIM_SECONDS, sharing
 from stoker.broker.dead_letters import settle_dead
 from stoker.broker.operating import SettledDead, SettleDead
 from stoker.broker.postgres.books import GROUP_MAX, GroupBooks, ahead
@@ -43,6 +47,7 @@ from stoker.seams.clock import Instant
 _KEEPER_LOCK = 2
 _SLOT_LOCKS = 1000
 _SLOTS_MAX = 1000
+_decode_claim = msgspec.msgpack.Decoder(Claim).decode
 
 
 class GatewayService(LedgerService):
@@ -82,6 +87,7 @@ class GatewayService(LedgerService):
         self._verbs[HeartbeatRequest] = self._heartbeat
         self._verbs[ActionsRequest] = lambda r, _now: self._actions(r)
         self._verbs[SettleDead] = self._settle_dead
+        self._verbs[ClaimRequest] = lambda r, now: self._claim(r.claim, now.boot)
         self._verbs[StatsRequest] = lambda _r, now: self._stats(now)
 
     def open(self, now: Instant, *, boot_id: str, lineage: str) -> None:  # noqa: ARG002 - the server's boots are told by its tables
@@ -357,6 +363,13 @@ class GatewayService(LedgerService):
         for worker_class, holder, count in self._store.all("all_held"):
             books.held[worker_class, WorkerId(holder)] = count
         return views.stats(books, now)
+
+    def _claim(self, claim: Claim, now: float) -> ClaimReply:
+        store = self._store
+        store.run("make_claim", (claim.run_id, claim.partition, now, msgspec.msgpack.encode(claim)))
+        store.run("forget_claims", (now - 2 * CLAIM_SECONDS,))
+        known = [_decode_claim(one) for (one,) in store.all("claims", now - CLAIM_SECONDS)]
+        return ClaimReply(claims=sharing(claim, known))
 
 
 def _same_history(known: str, now: str, *, certain: bool) -> bool:

@@ -120,6 +120,14 @@ INSERT INTO journal SELECT * FROM unnest(%s::bigint[], %s::bigint[], %s::bytea[]
 -- name: entries
 SELECT event FROM journal WHERE head = %s AND seq >= %s ORDER BY seq LIMIT %s;
 
+-- name: make_claim
+INSERT INTO claim VALUES (%s, %s, %s::float8, %s)
+ON CONFLICT (run_id, part) DO UPDATE SET at = excluded.at, claim = excluded.claim;
+-- name: forget_claims
+DELETE FROM claim WHERE ctid = ANY(ARRAY(
+    SELECT ctid FROM claim WHERE at < %s FOR UPDATE SKIP LOCKED));
+-- name: claims
+SELECT claim FROM claim WHERE at > %s;
 -- name: buckets
 SELECT service, state FROM bucket;
 -- name: add_buckets

@@ -234,7 +234,10 @@ def _info(replicas: tuple[Replica, ...], settings: ModelSettings) -> ModelInfo:
         name=f"http:{names.pop()}",
         replicas=tuple(
             ReplicaInfo(
-                replica=replica.index, window=settings.window, kv_tokens=replica.offer.kv_tokens
+                replica=replica.index,
+                window=settings.window,
+                kv_tokens=replica.offer.kv_tokens,
+                server=replica.link.url,
             )
             for replica in replicas
         ),
