@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stoker.broker.base import Durability, LedgerLimits
 from stoker.broker.exchange import Exchange
-from stoker.broker.owner import daemonize, listen, publish
+from stoker.broker.owner import collect_seldom, daemonize, keep_memory, listen, publish
 from stoker.broker.place import DATABASE_ADDRESS, check_directory, socket_path, take_lock
 from stoker.broker.postgres.bell import Bell
 from stoker.broker.postgres.connection import connect, migrate
@@ -150,6 +150,8 @@ def main() -> int:
     if take_lock(directory) is None:
         return 0  # somebody serves it already, which is all that was wanted
     _remember(database, directory)
+    collect_seldom()
+    keep_memory()
     signal.signal(signal.SIGTERM, gateway.stop)
     signal.signal(signal.SIGINT, gateway.stop)
     try:
