@@ -337,11 +337,10 @@ SELECT pg_advisory_xact_lock(k) FROM unnest(%s::bigint[]) k;
 INSERT INTO event SELECT %s::bigint + nextval('ids'), *
 FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::text[], %s::text[], %s::text[], %s::bytea[]);
 -- name: told
--- No join: planned while `result` is empty, it would read all of it for every event.
-SELECT e.event_id, e.kind, e.action_id, e.rollout_id, e.detail, CASE e.kind
-    WHEN 'completed' THEN (SELECT completion FROM result r WHERE r.place = e.place)
-    ELSE e.completion END
-FROM event e WHERE e.run_id = %s AND e.part = %s AND e.event_id > %s ORDER BY e.event_id LIMIT %s;
+SELECT event_id, kind, action_id, rollout_id, detail, completion, place FROM event
+WHERE run_id = %s AND part = %s AND event_id > %s ORDER BY event_id LIMIT %s;
+-- name: results
+SELECT place, completion FROM result WHERE place = ANY(%s::bigint[]);
 -- name: forget_passed
 DELETE FROM event
 WHERE run_id = %s AND part = %s AND event_id <= %s AND kind IN ('requeued', 'reclaimed');

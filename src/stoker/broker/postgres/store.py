@@ -43,12 +43,13 @@ from stoker.broker.store_sqlite_rows import (
 )
 from stoker.errors import LedgerRefused
 from stoker.model.action import Action
-from stoker.model.completion import CompletionStatus
+from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId, WorkerId
 from stoker.seams.clock import Instant
 
 _STATE, _PLACE = HOT.index("state"), HOT.index("place")
 _VERSION = len(HOT)
+_COMPLETED = LedgerEventKind.COMPLETED
 
 
 class PostgresStore(TrustingSession):
@@ -63,11 +64,14 @@ class PostgresStore(TrustingSession):
         """Rows buried since somebody set this to nought."""
         self._owners: dict[tuple[RunId, str], Owner] = {}
         self._told_ahead: dict[tuple[object, ...], Result] = {}
+        self._results: dict[int, Completion | None] = {}
+        """Of this group, by place."""
 
     def _leave_group(self) -> None:
         super()._leave_group()
         self._owners.clear()
         self._told_ahead.clear()
+        self._results.clear()
 
     # --- rows
 
@@ -149,6 +153,7 @@ class PostgresStore(TrustingSession):
     def settle(self, rows: Sequence[Row]) -> None:
         """Add results."""
         self._many("settle", "qb", [(row.order, encode(row.completion)) for row in rows])
+        self._results.update((row.order, row.completion) for row in rows)
 
     def bury(self, rows: Sequence[Row]) -> None:
         """Drop input, result and told events; dead letters keep input and result."""
@@ -297,24 +302,34 @@ class PostgresStore(TrustingSession):
         self._told_ahead = {
             one[1]: told for one, told in zip(asked[1::2], found[1::2], strict=True)
         }
+        self._read_results(event for told in found[1::2] for event in told)
 
     def told(self, run_id: RunId, partition: str, after: int, limit: int) -> list[LedgerEvent]:
         """Return events in order."""
         asked = (run_id, partition, after, limit)
         found = self._told_ahead.pop(asked, None)
+        if found is None:
+            found = self.all("told", *asked)
+            self._read_results(found)
+        results = self._results
         return [
             LedgerEvent(
                 event_id=event_id,
                 kind=LedgerEventKind(kind),
                 action_id=action_id,
                 rollout_id=rollout_id,
-                completion=decode_completion(completion) if completion else None,
+                completion=results.get(place) if kind == _COMPLETED else _decoded(late),
                 detail=detail,
             )
-            for event_id, kind, action_id, rollout_id, detail, completion in (
-                self.all("told", *asked) if found is None else found
-            )
+            for event_id, kind, action_id, rollout_id, detail, late, place in found
         ]
+
+    def _read_results(self, told: Iterable[tuple[Any, ...]]) -> None:
+        """Read the results that these events tell of, but for those that came with this group."""
+        ended = [event[-1] for event in told if event[1] == _COMPLETED]
+        missing = [place for place in ended if place not in self._results]
+        for place, completion in self.all("results", Ints(missing)) if missing else ():
+            self._results[place] = decode_completion(completion)
 
     def forget_passed(self, run_id: RunId, partition: str, upto: int) -> None:
         """Drop requeued and reclaimed events that the coordinator has seen."""
@@ -428,6 +443,10 @@ class PostgresStore(TrustingSession):
 
     def put_meta(self, meta: Meta) -> None:
         """Do nothing: counters are added up by ``books``, the rest is the opening's."""
+
+
+def _decoded(completion: bytes | None) -> Completion | None:
+    return decode_completion(completion) if completion else None
 
 
 def as_head(found: tuple[Any, ...]) -> Head:
