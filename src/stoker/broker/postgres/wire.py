@@ -79,17 +79,19 @@ class Wire:
         wrong: psycopg.Error | None = None
         for answer, statement in due:
             result = self._next()
-            assert result is not None, "every statement has a result"
+            if result is None or self._pg.status:
+                raise _error(result)
             if result.status not in _GOOD:
                 wrong = wrong or _error(result)
                 if answer is None:
                     del self._names[statement]
             elif answer is not None:
                 self._load(answer, result)
-            if self._pg.status:
-                raise wrong or psycopg.OperationalError("the connection is lost")
-            assert self._next() is None, "a statement has one result"
-        self._next()
+            if (more := self._next()) is not None:
+                raise _error(more)
+        synced = self._next()
+        if synced is None or synced.status != ExecStatus.PIPELINE_SYNC:
+            raise _error(synced)
         self._pg.exit_pipeline_mode()
         if wrong is not None:
             raise wrong
@@ -124,7 +126,9 @@ def _packed(value: object) -> bytes | None:
     return str(value).encode() if not isinstance(value, bool) else b"%d" % value
 
 
-def _error(result: PGresult) -> psycopg.Error:
+def _error(result: PGresult | None) -> psycopg.Error:
+    if result is None:
+        return psycopg.OperationalError("the connection is lost")
     state = (result.error_field(DiagnosticField.SQLSTATE) or b"").decode()
     try:
         kind = errors.lookup(state)
