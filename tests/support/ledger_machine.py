@@ -439,6 +439,8 @@ class LedgerMachine(RuleBasedStateMachine):
         if power:
             self.power_lost = self.lose_power()
         self.open()
+        if power:
+            self.model.cut(self.store.rollout_rows(ROLLOUT))
         head = self.store.head(RUN, ROLLOUT)
         self.seq = head.seq if head else 0
         with pytest.raises(LedgerFenced):  # whoever was fenced stays so, whatever was lost (B7)

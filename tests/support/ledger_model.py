@@ -79,6 +79,10 @@ class Model:
         self.fence(fence)
         self.newest[action_id] = fence
 
+    def cut(self, rows: list[Row]) -> None:
+        """Power was lost, and with it the newest leases: an earlier one may be live again."""
+        self.newest |= {row.action_id: row.fence for row in rows if row.live}
+
     def began(self, action_id: ActionId, fence: Fence) -> None:
         """A start was allowed: the tool is touched now."""
         self.effects.setdefault(action_id, set()).add(fence)
