@@ -7,6 +7,7 @@ import pytest
 
 from stoker.broker.base import (
     CompleteDisposition,
+    CompleteRequest,
     Enroll,
     HeartbeatRequest,
     HoldVerdict,
@@ -15,7 +16,9 @@ from stoker.broker.base import (
     LedgerLimits,
 )
 from stoker.errors import LedgerRefused
+from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import ActionId, RolloutId, RunId, WorkerId
+from stoker.model.value import Value
 from support.ledger import ENGINES, WORKER, Harness, act, action, held, with_ledger
 
 OTHER = WorkerId("wrk_2")
@@ -50,7 +53,7 @@ async def by_ticket(h: Harness, *numbers: int, worker: WorkerId = WORKER) -> lis
 def test_i5_one_worker_drains_for_a_suspect_that_has_waited_a_lease(
     engine: str, tmp_path: Path
 ) -> None:
-    first = WorkerId("wrk_0")  # of those that could serve it the first in name drains
+    first = WorkerId("wrk_0z")  # of those that could serve it the first in name drains
 
     async def scenario(h: Harness) -> None:
         await h.enroll(WorkerId("wrk_00_dead"))
@@ -129,18 +132,18 @@ def test_i6_leased_and_started_work_counts_for_its_class_and_no_other(
     engine: str, tmp_path: Path
 ) -> None:
     async def scenario(h: Harness) -> None:
-        await h.submit(action(1), action(2))
+        await h.submit(action(1), action(2), action(3))
         [started] = await h.lease(slots=1)
         await h.start(started)
-        await h.lease(slots=1)
-        said = await h.submit(action(3), action(4), action(5, worker_class="slow"))
+        await h.lease(slots=2)
+        said = await h.submit(action(4), action(5), action(7, worker_class="slow"))
         assert said == ["accepted", "parked", "accepted"]
         assert await h.submit(action(6)) == ["parked"], "behind what is parked already"
         await h.complete(started)
         stats = (await h.ledger.stats()).classes["fast"]
         assert (stats.queued, stats.parked) == (2, 1), "one for one, at once"
 
-    with_ledger(engine, tmp_path, scenario, LedgerLimits(queued_per_class_max=3))
+    with_ledger(engine, tmp_path, scenario, LedgerLimits(queued_per_class_max=4))
 
 
 def test_i6_a_rollouts_parked_action_waits_its_turn_for_its_runs_quota(
@@ -195,7 +198,7 @@ def test_i6_cancelling_what_is_parked_lets_nothing_else_in(engine: str, tmp_path
 
 def test_a_lease_is_lost_a_leases_time_after_it_was_last_named(engine: str, tmp_path: Path) -> None:
     async def scenario(h: Harness) -> None:
-        await h.submit(action(1))
+        await h.submit(action(1, holder=WORKER))
         [lease] = await h.lease()
         for _ in range(4):
             await h.advance(LEASE / 2)
@@ -236,6 +239,25 @@ def test_an_action_with_one_attempt_and_one_delivery_runs_once(engine: str, tmp_
         assert await h.complete(lease) == [CompleteDisposition.OK]
         await h.append(acknowledges=(act(7), act(1)))  # one that nobody knows changes nothing
         assert await h.completed() == {}
+
+    with_ledger(engine, tmp_path, scenario)
+
+
+def test_a_result_that_is_not_its_digest_is_refused_and_can_be_sent_again(
+    engine: str, tmp_path: Path
+) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1))
+        [lease] = await h.lease()
+        damaged = Completion(
+            action_id=act(1),
+            fence=lease.fence,
+            status=CompletionStatus.OK,
+            observation=Value(digest="0" * 64, size_bytes=3, inline=b"abc"),
+        )
+        with pytest.raises(LedgerRefused, match="digest"):
+            await h.ledger.complete(CompleteRequest(worker_id=WORKER, completions=(damaged,)))
+        assert await h.complete(lease) == [CompleteDisposition.OK]
 
     with_ledger(engine, tmp_path, scenario)
 

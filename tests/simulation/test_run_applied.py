@@ -140,8 +140,13 @@ def test_the_end_of_a_replay_is_no_turn_and_what_came_meanwhile_is_delivered(lif
     assert (life.delivered, len(life.written)) == (["0"], before)
     life.flow.turned(life.rollout, Turn(rollout_id=life.rollout.rollout_id))
     assert [type(event) for event in life.written[before:]] == [Delivered]
-    life.flow.turned(life.rollout, Turn(rollout_id=life.rollout.rollout_id))
+    stray = Turn(rollout_id=life.rollout.rollout_id, calls=(call("9"),))
+    life.flow.turned(life.rollout, stray)
     assert len(life.written) == before + 1, "a turn that nobody waits for is none"
+    life.rollout.in_turn = True
+    life.flow.finish(life.rollout, Outcome(kind=OutcomeKind.TRUNCATED, reason="timeout"))
+    life.flow.turned(life.rollout, stray)
+    assert isinstance(life.written[-1], Finished), "nothing follows an outcome"
 
 
 @pytest.mark.parametrize("asked", ["calls", "outcome"])

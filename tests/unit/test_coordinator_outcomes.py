@@ -23,7 +23,7 @@ from stoker.model.events import Verb
 from stoker.model.faults import FaultSide
 from stoker.model.ids import ActionId, CallPath, Fence
 from stoker.model.outcome import Outcome, OutcomeKind
-from stoker.model.tools import CallRequest, RunResult
+from stoker.model.tools import CallRequest, CallResult, RunResult
 from stoker.model.value import inline_value
 from stoker.rollout.arguments import CallArguments, OnTimeout
 from stoker.rollout.messages import ProgramOutcome
@@ -100,6 +100,12 @@ def test_a_run_that_timed_out_without_an_observation_is_still_data() -> None:
     assert what.value.inline is not None
 
     assert msgspec.msgpack.decode(what.value.inline, type=RunResult).timed_out
+    called = seen(Verb.CALL, completion(CompletionStatus.TIMED_OUT, attempt=1)).value
+    assert called is not None
+    assert called.inline is not None
+    run = msgspec.msgpack.decode(called.inline, type=CallResult).run
+    assert run is not None
+    assert run.timed_out
 
 
 @pytest.mark.parametrize("verb", [Verb.RUN, Verb.CALL])

@@ -4,12 +4,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from stoker.config.tree import WorkerSettings
 from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import opened
-from stoker.coordinator.rebuild import Standing, rebuild
+from stoker.coordinator.rebuild import Standing, check_of, rebuild
 from stoker.coordinator.resuming import Resumer
-from stoker.errors import EnvironmentLost
+from stoker.errors import EnvironmentLost, InternalError
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.events import (
     Admitted,
@@ -184,3 +186,14 @@ def test_an_environment_that_reaches_outside_is_never_rebuilt_by_repeating() -> 
     assert not restorable(network=[{"host": "pypi.org"}])
     assert not restorable(mounts=[{"source": "/data", "target": "/data", "writable": True}])
     assert restorable(mounts=[{"source": "/data", "target": "/data"}])
+
+
+def test_what_does_not_begin_with_an_admission_is_no_journal() -> None:
+    with pytest.raises(InternalError, match="admission"):
+        rebuild(EVENTS[1:], fetch)
+
+
+def test_a_check_replay_carries_nothing_out() -> None:
+    standing = stand(len(EVENTS))
+    told = check_of(standing, standing.turns)
+    assert (told.checking, told.history) == (True, tuple(standing.turns))
