@@ -19,6 +19,7 @@ def small(**changes: object) -> Limits:
     return msgspec.structs.replace(SMALL, **changes)
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", EVERY)
 def test_a1_background_child_does_not_hold_the_result(tmp_path: Path, rung: Rung) -> None:
     seen = attacked(tmp_path, rung, *attacks.BACKGROUND_CHILD)
@@ -34,6 +35,7 @@ def test_a2_twice_forked_session_leader_does_not_survive(tmp_path: Path, rung: R
     assert seen.survivors == []
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", EVERY)
 @pytest.mark.parametrize(
     "attack",
@@ -92,17 +94,15 @@ def test_a5_memory_hog_is_a_memory_limit(tmp_path: Path, rung: Rung) -> None:
     assert seen.run.result.limit is LimitKind.MEMORY
 
 
-@sandbox.needs_root
-@pytest.mark.root
-@pytest.mark.parametrize("rung", [Rung.ROOT, Rung.PROCESS])
+@pytest.mark.every_backend
+@pytest.mark.parametrize("rung", sandbox.COUNTED)
 def test_a5_hog_in_a_child_counts_though_the_parent_exits_0(tmp_path: Path, rung: Rung) -> None:
     seen = attacked(tmp_path, rung, *attacks.HOG_IN_A_CHILD)
     assert seen.run.result.limit is LimitKind.MEMORY  # its exit code may be 0 all the same
 
 
-@sandbox.needs_root
-@pytest.mark.root
-@pytest.mark.parametrize("rung", [Rung.ROOT, Rung.PROCESS])
+@pytest.mark.every_backend
+@pytest.mark.parametrize("rung", sandbox.COUNTED)
 @pytest.mark.parametrize(
     "argv", [attacks.python(BOMB), attacks.SHELL_BOMB], ids=["python", "shell"]
 )
@@ -126,6 +126,7 @@ def test_a6_fork_bomb_of_an_ordinary_user_ends_with_the_action(tmp_path: Path) -
     assert seen.then.result.stdout.kept == b"still here\n"
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", EVERY)
 @pytest.mark.parametrize(
     "script",
@@ -142,10 +143,9 @@ def test_a7_filled_disk_is_a_disk_limit(tmp_path: Path, rung: Rung, script: str)
     assert seen.leaked == 0
 
 
-@sandbox.needs_root
-@pytest.mark.root
+@pytest.mark.parametrize("rung", sandbox.OWN)
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/workspace"])
-def test_a7_every_writable_place_is_sized(tmp_path: Path, place: str) -> None:
+def test_a7_every_writable_place_is_sized(tmp_path: Path, rung: Rung, place: str) -> None:
     script = f"""
 import os
 written = 0
@@ -156,7 +156,7 @@ try:
 except OSError as error:
     print(error.errno, written)
 """
-    seen = attacked(tmp_path, Rung.ROOT, "python", "-c", script)
+    seen = attacked(tmp_path, rung, "python", "-c", script)
     code, written = map(int, seen.run.result.stdout.kept.split())
     assert code == 28
     assert written <= SMALL.disk_bytes
@@ -185,6 +185,7 @@ def test_a8_flood_is_stopped_with_its_true_count(tmp_path: Path, rung: Rung, nam
     assert seen.run.usage.output_bytes == result.stdout.total_bytes + result.stderr.total_bytes
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", EVERY)
 @pytest.mark.parametrize("size", [50_000, 160_910, 1_048_577])
 def test_a9_both_streams_at_once_come_whole_and_in_order(
@@ -200,6 +201,7 @@ def test_a9_both_streams_at_once_come_whole_and_in_order(
     assert result.exit_code == 0
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", EVERY)
 def test_a10_every_byte_value_survives(tmp_path: Path, rung: Rung) -> None:
     result = attacked(tmp_path, rung, *attacks.EVERY_BYTE).run.result
@@ -235,6 +237,7 @@ def test_a12_large_stdin_arrives_whole(tmp_path: Path, rung: Rung) -> None:
     assert result.stdout.kept.strip() == str(3 * MEBIBYTE + 1).encode()
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", EVERY)
 def test_missing_program_is_an_observation(tmp_path: Path, rung: Rung) -> None:
     result = attacked(tmp_path, rung, "no-such-program-here").run.result
@@ -250,6 +253,7 @@ def test_a_signal_is_told_from_an_exit(tmp_path: Path, rung: Rung) -> None:
         assert attacked(tmp_path, rung, "sh", "-c", f"exit {code}").run.result.exit_code == code
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", EVERY)
 def test_a31_timeout_keeps_the_files_and_says_interrupted(tmp_path: Path, rung: Rung) -> None:
     seen = attacked(

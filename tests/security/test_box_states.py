@@ -25,10 +25,6 @@ for _ in range(60):
     os.mkdir("d" * 100)
     os.chdir("d" * 100)
 """
-HERE = [
-    pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
-    pytest.param(Rung.PROCESS, id="process"),
-]
 
 
 @pytest.mark.parametrize("rung", sandbox.EVERY)
@@ -73,7 +69,7 @@ def test_a19_every_branch_draws_its_own_randomness(tmp_path: Path) -> None:
     with_box(tmp_path, Rung.ROOT, body)
 
 
-@pytest.mark.parametrize("rung", HERE)
+@pytest.mark.parametrize("rung", sandbox.HERE)
 def test_a_tree_too_deep_to_keep_is_refused_whole_and_the_box_goes_on(
     tmp_path: Path, rung: Rung
 ) -> None:
@@ -95,7 +91,7 @@ def _huge(workspace: Path) -> None:
         file.truncate(1 << 40)
 
 
-@pytest.mark.parametrize("rung", HERE)
+@pytest.mark.parametrize("rung", sandbox.HERE)
 def test_a_sparse_tebibyte_costs_no_more_than_what_is_in_it(tmp_path: Path, rung: Rung) -> None:
     async def body(_backend: LocalBackend, box: LocalBox) -> None:
         _huge(box.directory / "workspace")
@@ -172,7 +168,7 @@ FORGED = {
 }
 
 
-@pytest.mark.parametrize("rung", HERE)
+@pytest.mark.parametrize("rung", sandbox.HERE)
 @pytest.mark.parametrize("named", FORGED)
 def test_a_forged_checkpoint_is_refused_and_touches_nothing(
     tmp_path: Path, rung: Rung, named: str
@@ -193,7 +189,7 @@ def test_a_forged_checkpoint_is_refused_and_touches_nothing(
     assert names_in(tmp_path) == ["forged", "state"]
 
 
-@pytest.mark.parametrize("rung", HERE)
+@pytest.mark.parametrize("rung", sandbox.HERE)
 def test_a_damaged_checkpoint_is_never_a_box(tmp_path: Path, rung: Rung) -> None:
     async def body(backend: LocalBackend, box: LocalBox) -> None:
         await ran(box, FILLED)
@@ -213,7 +209,7 @@ def _flipped(file: Path, word: bytes) -> None:
     file.write_bytes(file.read_bytes().replace(word, word.upper()))
 
 
-@pytest.mark.parametrize("rung", HERE)
+@pytest.mark.parametrize("rung", sandbox.HERE)
 def test_no_state_is_taken_while_an_action_runs(tmp_path: Path, rung: Rung) -> None:
     async def body(_backend: LocalBackend, box: LocalBox) -> None:
         request = RunRequest(argv=("sleep", "60"))

@@ -17,12 +17,8 @@ from stoker.sandbox import kernel
 from stoker.sandbox.files import WorkspaceFiles
 from stoker.sandbox.removal import remove_tree
 from support import sandbox
-from support.sandbox import EVERY, ORDINARY_UID, attacked, boxed, needs_root
+from support.sandbox import EVERY, HERE, ORDINARY_UID, OWN, attacked, boxed, needs_root
 
-HERE = [
-    pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
-    pytest.param(Rung.PROCESS, id="process"),
-]
 TRAPS = """
 mkdir -p real/deep links
 echo fine > real/deep/good.txt
@@ -38,6 +34,7 @@ truncate -s 4M sparse
 BAD_NAME = "python -c \"open(b'bad\\xff', 'w').write('x')\""
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", HERE)
 def test_a14_traps_are_refused_with_reasons_and_the_rest_is_exported(
     tmp_path: Path, rung: Rung
@@ -159,11 +156,10 @@ def test_a14_sizes_are_bounded_by_bytes_copied(tmp_path: Path) -> None:
     files.close()
 
 
-@needs_root
-@pytest.mark.root
-def test_a7_host_writes_meet_the_box_s_disk_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rung", OWN)
+def test_a7_host_writes_meet_the_box_s_disk_limit(tmp_path: Path, rung: Rung) -> None:
     async def body() -> None:
-        async with boxed(tmp_path, Rung.ROOT) as (_, box):
+        async with boxed(tmp_path, rung) as (_, box):
             third = box.policy.limits.disk_bytes // 2
             await box.write_files({"one": bytes(third)})
             with pytest.raises(ToolRefused, match="disk limit"):
@@ -200,11 +196,10 @@ def test_a17_a_setuid_file_of_root_makes_anybody_root() -> None:
             kernel.unmount(str(place))
 
 
-@needs_root
-@pytest.mark.root
-def test_a17_a_setuid_file_is_harmless_on_the_host(tmp_path: Path) -> None:
+@pytest.mark.parametrize("rung", OWN)
+def test_a17_a_setuid_file_is_harmless_on_the_host(tmp_path: Path, rung: Rung) -> None:
     async def body() -> None:
-        async with boxed(tmp_path, Rung.ROOT) as (_, box):
+        async with boxed(tmp_path, rung) as (_, box):
             await box.run(RunRequest(argv=("sh", "-c", SETUID)), timeout_seconds=30)
             made = box.directory / "workspace" / "id"
             status = made.stat()
@@ -238,7 +233,7 @@ os.chmod("shut/inner/file", 0); os.chmod("shut/inner", 0); os.chmod("shut", 0)
 @pytest.mark.parametrize("rung", EVERY)
 @pytest.mark.parametrize("script", [DEEP, ODD], ids=["deep", "odd names and modes"])
 def test_a13_teardown_succeeds(tmp_path: Path, rung: Rung, script: str) -> None:
-    if rung is not Rung.ROOT:  # the full depth is removed from a real disk once, below
+    if rung not in sandbox.OWN_UID:  # the full depth is removed from a real disk once, below
         script = script.replace("6000", "1200")
     limits = Limits(files_max=20_000)
     seen = attacked(tmp_path, rung, "python", "-c", script, limits=limits)

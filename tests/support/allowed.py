@@ -18,6 +18,8 @@ OUTSIDE = {
     ("rollout/hosts.py", "create_subprocess_exec"): "owns the program host processes",
     ("coordinator/workers.py", "subprocess"): "owns the local worker processes",
     ("sandbox/maker_client.py", "subprocess"): "owns the privileged box maker",
+    ("sandbox/oci_runtimes.py", "subprocess"): "asks a runtime for its version",
+    ("sandbox/user_namespace.py", "subprocess"): "owns the process that holds a namespace",
     ("sandbox/maker.py", "os.fork"): "makes boxes",
     ("sandbox/maker.py", "os.execvpe"): "becomes the launcher of a box",
     ("sandbox/inside/box_server.py", "os.fork"): "forks the actions of a warm box",
@@ -100,6 +102,7 @@ UNTRIED_WRITES = {
     "sandbox/marks.py:HeldMark.__init__": "a mark beside a lock that counts",
     "sandbox/runtime.py:_copy_interpreter": "a base that is made once, in a draft",
     "sandbox/runtime.py:_folder": "a base that is made once, in a draft",
+    "sandbox/user_namespace.py:make": "the maps of a namespace: files of the kernel",
     "worker/callrunner.py:main": "runs in the box",
     "worker/log.py:open_log": "opens; each line has its point",
 }

@@ -34,12 +34,16 @@ from stoker.model.tools import RunRequest
 from stoker.sandbox import runtime
 from stoker.sandbox.base import BoxRun
 from stoker.sandbox.confined import ConfinedBackend
+from stoker.sandbox.container import container_backends
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend, LocalBox
 from stoker.sandbox.namespace import NamespaceBackend
 from stoker.sandbox.process import ProcessBackend
 from stoker.testing.attacks.attack import TIGHT
+from support import needs
 
+OWN_UID = (Rung.ROOT, Rung.RUNC, Rung.CRUN)
+"""Root's boxes with leased uids, control groups and sized mounts."""
 ORDINARY_UID = 4242
 """A uid that no passwd file knows."""
 ROOT = os.geteuid() == 0
@@ -54,6 +58,19 @@ T = TypeVar("T")
 needs_root = pytest.mark.skipif(
     not ROOT, reason="needs root (leased uids, cgroups): run the tests with sudo"
 )
+
+
+def _container(rung: Rung, reason: str) -> object:
+    here = pytest.mark.skipif(not (ROOT and shutil.which(rung.value)), reason=reason)
+    return pytest.param(rung, marks=[pytest.mark.root, here], id=rung.value)
+
+
+CONTAINER = [
+    _container(Rung.RUNC, needs.RUNC),
+    # A host has one of the two as a rule; what crun lacks is said once, by test_container.
+    *([_container(Rung.CRUN, needs.CRUN)] if shutil.which("crun") else []),
+]
+"""By default each runs the tests that are marked ``every_backend``; the slow run has them all."""
 BOXED = [
     pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
     # Each attack once more, its python actions forked in the box.
@@ -63,8 +80,20 @@ BOXED = [
         id="a-warm",
     ),
     pytest.param(Rung.USER_NAMESPACE, id="c"),
+    *CONTAINER,
 ]
-EVERY = [*BOXED, pytest.param(Rung.PROCESS, id="process")]
+_A, _PROCESS = BOXED[0], pytest.param(Rung.PROCESS, id="process")
+EVERY = [*BOXED, _PROCESS]
+OWN = [_A, *CONTAINER]
+"""Where a box has uids and mounts of its own."""
+HERE = [_A, _PROCESS, *CONTAINER]
+"""Where boxes are made by this process."""
+COUNTED = [
+    _A,
+    pytest.param(Rung.PROCESS, marks=[needs_root, pytest.mark.root], id="process"),
+    *CONTAINER,
+]
+"""Where a control group counts."""
 
 
 class Attack(msgspec.Struct, kw_only=True):
@@ -98,6 +127,8 @@ def backend_of(host: SandboxHost, rung: Rung) -> LocalBackend:
         return ProcessBackend(host)
     if rung is Rung.LANDLOCK:
         return ConfinedBackend(host)
+    if rung in OWN_UID and rung is not Rung.ROOT:
+        return next(b for b in container_backends(host) if b.parts.rung is rung)
     return NamespaceBackend(host, rung=rung)
 
 
@@ -131,7 +162,7 @@ async def attack_here(state: Path, rung: Rung, attack: Attack) -> Seen:
 def attacked(state: Path, rung: Rung, *argv: str, **options: object) -> Seen:
     """Run an attack on ``rung``, by an ordinary user where the rung is one's."""
     attack = Attack(argv=argv, **options)  # type: ignore[arg-type]
-    if rung is Rung.ROOT or not ROOT or rung is Rung.PROCESS:
+    if rung in OWN_UID or not ROOT or rung is Rung.PROCESS:
         return asyncio.run(asyncio.wait_for(attack_here(state, rung, attack), PATIENCE * 2))
     said = ordinary_output(ATTACK_SCRIPT, rung.value, MARK, given=msgspec.json.encode(attack))
     return msgspec.json.decode(said, type=Seen)
@@ -216,7 +247,7 @@ def readable_code() -> tuple[Path, str]:
 
 _PYTEST_STAND_IN = """
 class mark:
-    root = warm = slow = None
+    root = warm = slow = every_backend = None
     @staticmethod
     def skipif(*_, **__): return None
 def param(*_, **__): return None

@@ -43,6 +43,12 @@ class Rung(StrEnum):
     """User namespaces without cgroups: some limits are best effort."""
     LANDLOCK = "d"
     """Landlock and seccomp; trusted demos only."""
+    RUNC = "runc"
+    """A container of runc's, the runtime of docker."""
+    CRUN = "crun"
+    """A container of crun's, the runtime of podman."""
+    RUNSC = "runsc"
+    """A container of gVisor's: it reaches a kernel written for it, not the host's."""
 
 
 class Trust(StrEnum):

@@ -16,7 +16,6 @@ from stoker.model.execution import (
     ExecutionPolicy,
     Isolation,
     Limits,
-    Rung,
 )
 from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, seccomp
@@ -84,6 +83,7 @@ class CanaryBackend(Protocol):
 
     host: SandboxHost
     parts: Parts
+    shared_kernel: bool
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> LocalBox:
         """Make a box."""
@@ -93,14 +93,26 @@ class CanaryBackend(Protocol):
 async def namespace_offer(backend: CanaryBackend) -> BoxOffer:
     """Run a namespace box and see whether it holds."""
     missing, remedy = _needs(backend.host)
+    strengths = namespace_strengths(backend.parts)
+    return await tried_offer(backend, Isolation.NAMESPACE, missing, remedy, strengths)
+
+
+async def tried_offer(
+    backend: CanaryBackend,
+    isolation: Isolation,
+    missing: str,
+    remedy: str,
+    strengths: tuple[Strength, ...],
+) -> BoxOffer:
+    """Run a box where nothing is ``missing`` beforehand, and say whether it holds."""
     if not missing:
         missing, remedy = await _held(backend)
     return BoxOffer(
-        isolation=Isolation.NAMESPACE,
+        isolation=isolation,
         rung=backend.parts.rung,
         available=not missing,
-        shared_kernel=True,
-        strengths=() if missing else namespace_strengths(backend.parts),
+        shared_kernel=backend.shared_kernel,
+        strengths=() if missing else strengths,
         missing=missing,
         remedy=remedy,
     )
@@ -201,7 +213,7 @@ def _reads(setting: str) -> str:
 def namespace_strengths(parts: Parts) -> tuple[Strength, ...]:
     """Return how far each limit holds on this rung; ``trials`` tries them."""
     group = parts.group
-    root = parts.rung is Rung.ROOT
+    root = parts.sized_mounts
     counted = "enforced" if group else "best effort"
     remedy = "" if group else "run as root (delegated control groups come later)"
     how = {

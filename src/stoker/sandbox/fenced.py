@@ -37,9 +37,6 @@ _MASKED = (
 class FencedBackend(LocalBackend):
     """Untrusted work in a view of its own of this host's files."""
 
-    shared_kernel = True
-    """Whether its boxes share the host's kernel."""
-
     def __init__(self, host: SandboxHost, parts: Parts) -> None:
         super().__init__(host, parts)
         self.masks = [path for path in _MASKED if _readable_by_others(path)]
@@ -54,7 +51,7 @@ class FencedBackend(LocalBackend):
         agreed = policy.trust is Trust.TRUSTED or policy.accept_shared_kernel
         if self.shared_kernel and not agreed:
             raise IsolationUnavailable(
-                "untrusted work in namespaces shares the host's kernel and that was not accepted; "
+                "untrusted work in these boxes shares the host's kernel and that was not accepted; "
                 "set sandbox.accept_shared_kernel = true (it is recorded with the run)"
             )
         for mount in policy.mounts:

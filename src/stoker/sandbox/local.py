@@ -306,7 +306,9 @@ class LocalBox:
 class LocalBackend(ABC):
     """A backend on this host's kernel."""
 
-    box_type = LocalBox
+    box_type: type[LocalBox] = LocalBox
+    shared_kernel = True
+    """Whether its boxes share the host's kernel."""
 
     def __init__(self, host: SandboxHost, parts: Parts) -> None:
         self.host = host

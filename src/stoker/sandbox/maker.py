@@ -305,6 +305,11 @@ def _drop(order: WorkOrder) -> None:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     if order.refuse_root and 0 in (os.getuid(), os.geteuid()):
         raise PermissionError(1, "a box is never started as root; this is a bug, please report it")
+    if order.user_namespace is not None:
+        kernel.enter_user_namespace(order.user_namespace)
+        os.close(order.user_namespace)
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 
 

@@ -22,6 +22,8 @@ class WorkOrder(msgspec.Struct, kw_only=True):
     """Uid and gid to become; ``None``: stay who we are."""
     refuse_root: bool = False
     """Never start as kernel uid 0, whatever else was said."""
+    user_namespace: int | None = None
+    """Number among ``targets`` of a user namespace that it enters as ``identity``, its owner."""
     rlimits: dict[int, tuple[int, int]] = {}
     cgroups: int = 0
     """Passed descriptors of ``cgroup.procs`` that the child joins by writing ``0``."""

@@ -14,6 +14,8 @@ import struct
 
 STATUS_DESCRIPTOR = 19
 NAME = "reporter"
+CONTAINER_DESCRIPTORS = range(3, 8)
+"""Where containers are told to report: runtimes pass descriptors on without gaps."""
 INIT = "init"
 """Another such program: process 1 of an action that the box's server forked. It lets the kernel
 reap orphans (sigaction(SIGCHLD, SIG_IGN)) and does nothing (pause) until it is killed."""
@@ -26,6 +28,9 @@ _CODE = {
         "7f000000b8e70000000f05"
     ),
 }
+_TO_DESCRIPTOR = f"bf{STATUS_DESCRIPTOR:02x}000000"
+_ENDS_WITH_PARENT = {"x86_64": "b89d000000bf01000000be090000000f05"}
+"""prctl(PR_SET_PDEATHSIG, SIGKILL)."""
 _INIT_CODE = {
     "x86_64": ("6a006a006a006a014889e6bf1100000031d241ba08000000b80d0000000f05b8220000000f05ebf7"),
 }
@@ -37,6 +42,18 @@ _HEADERS_BYTES = 64 + 56
 def program(machine: str) -> bytes:
     """Return the program as an executable file; empty where there is none for ``machine``."""
     return _executable(machine, _CODE)
+
+
+def container_program(machine: str, descriptor: int) -> bytes:
+    """Return it as process 1 of a container, which reports to ``descriptor``, likewise.
+
+    It ends with its parent, the runtime, whose death would else leave the container running.
+    """
+    told = {
+        name: _ENDS_WITH_PARENT[name] + code.replace(_TO_DESCRIPTOR, f"bf{descriptor:02x}000000")
+        for name, code in _CODE.items()
+    }
+    return _executable(machine, told)
 
 
 def init_program(machine: str) -> bytes:

@@ -179,6 +179,10 @@ def _script_contents() -> dict[str, bytes]:
     programs = {
         reporter.NAME: reporter.program(machine),
         reporter.INIT: reporter.init_program(machine),
+        **{
+            f"{reporter.NAME}.{number}": reporter.container_program(machine, number)
+            for number in reporter.CONTAINER_DESCRIPTORS
+        },
     }
     return {**contents, **{name: program for name, program in programs.items() if program}}
 

@@ -37,10 +37,12 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 NAMESPACE_FLAGS = 0x7E020080 | 0x00000080
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET and NEWTIME."""
 
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
-_PERSONALITY_ASK = 0xFFFFFFFF
-_SOCKET_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
-_NETLINK_ROUTE = 0
+TERMINAL_INPUT = (0x5412, 0x541C)
+"""TIOCSTI and TIOCLINUX, which type into a terminal."""
+PERSONALITIES = (0, 0xFFFFFFFF)
+"""The usual one, and the question which it is."""
+SOCKET_FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6)
+NETLINK_ROUTE = 0
 
 # From 424 on the numbers are the same everywhere.
 _REFUSED_NEW = {
@@ -143,10 +145,10 @@ def filter_program(machine: str, *, sockets: bool = True) -> bytes:
         _return(_ALLOW),
     ])  # fmt: skip
     code += _when(checked["ioctl"], [
-        _load_argument(1), *_refuse_values((_TIOCSTI, _TIOCLINUX)), _return(_ALLOW),
+        _load_argument(1), *_refuse_values(TERMINAL_INPUT), _return(_ALLOW),
     ])  # fmt: skip
     code += _when(checked["personality"], [
-        _load_argument(0), *_allow_values((0, _PERSONALITY_ASK)), _refuse(),
+        _load_argument(0), *_allow_values(PERSONALITIES), _refuse(),
     ])  # fmt: skip
     code += _when(checked["socket"], _socket_rules() if sockets else [_refuse()])
     for first, last in allowed_ranges(machine):
@@ -165,10 +167,10 @@ def filter_program(machine: str, *, sockets: bool = True) -> bytes:
 def _socket_rules() -> list[bytes]:
     return [
         _load_argument(0),
-        *_allow_values(_SOCKET_FAMILIES),
+        *_allow_values(SOCKET_FAMILIES),
         *_unless_equal(socket.AF_NETLINK, _ERRNO | errno.EAFNOSUPPORT),
         _load_argument(2),
-        *_allow_values((_NETLINK_ROUTE,)),
+        *_allow_values((NETLINK_ROUTE,)),
         _return(_ERRNO | errno.EPROTONOSUPPORT),
     ]
 

