@@ -2,13 +2,16 @@
 
 import asyncio
 import os
+import shutil
 from collections import Counter
 
 import pytest
 
 from stoker.cli.bench_attacks import ATTACKS_GOAL, measure
+from stoker.model.execution import Isolation
 from stoker.testing.attacks.forgery import FORGERIES
 from stoker.testing.attacks.run import ATTACKS, Attackers, Outcome
+from support import needs
 from support.sandbox import needs_root
 
 pytestmark = pytest.mark.skipif(os.uname().machine != "x86_64", reason="numbers are x86_64's")
@@ -38,8 +41,23 @@ def test_a_sample_of_the_attacks_succeeds_without_its_defence_and_is_held() -> N
 @needs_root
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.parametrize("warm", [False, True], ids=["fresh", "warm"])
-def test_every_attack_is_held(warm: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    document = measure(warm=warm, say=lambda _: None)
+@pytest.mark.parametrize(
+    ("warm", "isolation"),
+    [
+        pytest.param(False, Isolation.NAMESPACE, id="fresh"),
+        pytest.param(True, Isolation.NAMESPACE, id="warm"),
+        pytest.param(
+            False,
+            Isolation.CONTAINER,
+            marks=pytest.mark.skipif(shutil.which("runc") is None, reason=needs.RUNC),
+            id="container",
+        ),
+    ],
+)
+def test_every_attack_is_held(
+    warm: bool,  # noqa: FBT001 - a parameter of the test
+    isolation: Isolation,
+) -> None:
+    document = measure(warm=warm, isolation=isolation, say=lambda _: None)
     assert document["not_held"] == []
     assert document["figures"]["attacks_total"]["value"] >= ATTACKS_GOAL

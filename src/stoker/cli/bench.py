@@ -8,6 +8,7 @@ import typer
 from stoker.cli.options import JsonOption
 from stoker.cli.output import answers, remarks, table, write_json
 from stoker.cli.text import cell
+from stoker.model.execution import Isolation
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -290,6 +291,9 @@ def attacks(
     warm: Annotated[
         bool, typer.Option("--warm", help="In boxes whose interpreter waits in them.")
     ] = False,
+    isolation: Annotated[
+        Isolation, typer.Option("--isolation", help="Which boxes: namespace or container.")
+    ] = Isolation.NAMESPACE,
     as_json: JsonOption = False,
 ) -> None:
     """Attack boxes of this host: each attack without its defence, then in a box.
@@ -302,16 +306,17 @@ def attacks(
     Examples:
       stoker bench attacks
       stoker bench attacks --warm --json
+      stoker bench attacks --isolation container
 
     Exit codes:
       0    every attack was held
       1    some were not: they are told
-      2    the command line cannot be used
+      2    no such boxes on this host, or the command line cannot be used
       130  interrupted
     """
     from stoker.cli.bench_attacks import measure
 
-    document = measure(warm=warm, say=remarks().print)
+    document = measure(warm=warm, isolation=isolation, say=remarks().print)
     _answer(document, as_json=as_json)
     for one in document["not_held"]:
         remarks().print(cell(f"not held: {one['name']} ({one['case']}): {one['seen']}"))

@@ -1,7 +1,8 @@
 """Runs attacks, each without its defence and in a box; *right*: it succeeds without, and only then.
 
 As root it uses boxes of rung (a); an ordinary user's are of rung (c), where attacks aimed at a uid
-of the box's own do not apply.
+of the box's own do not apply. The boxes that must hold may be containers instead; without its
+defence an attack runs as ever.
 """
 
 import asyncio
@@ -15,11 +16,12 @@ from collections.abc import AsyncIterator, Iterable
 import msgspec
 
 from stoker.errors import StokerError
-from stoker.model.execution import Baseline, ExecutionPolicy, Limits
+from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits
 from stoker.model.tools import RunRequest, Tests
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import LocalBox, Prepared
+from stoker.sandbox.local import LocalBackend, LocalBox, Prepared
 from stoker.sandbox.namespace import NamespaceBackend
+from stoker.sandbox.select import choose_backend
 from stoker.testing.attacks.attack import LOOSE, POSSIBLE, PRELUDE, TIGHT, Attack, Off
 from stoker.testing.attacks.calls import CALLS
 from stoker.testing.attacks.excess import EXCESS
@@ -71,21 +73,35 @@ class Attackers:
     **Cancellation:** what runs is killed; nothing is left behind.
     """
 
-    def __init__(self, world: World, host: SandboxHost, *, warm: bool) -> None:
+    def __init__(
+        self, world: World, host: SandboxHost, holding: LocalBackend, *, warm: bool
+    ) -> None:
         self._world = world
         self._host = host
+        self._holding = holding
+        """What makes the boxes that must hold."""
         self._warm = warm
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def ready(cls, *, warm: bool = False) -> AsyncIterator["Attackers"]:
+    async def ready(
+        cls, *, warm: bool = False, isolation: Isolation = Isolation.NAMESPACE
+    ) -> AsyncIterator["Attackers"]:
         """Set everything up; on leaving, all of it is gone.
 
-        ``warm``: the boxes that must hold have an interpreter waiting in them.
+        ``warm``: the boxes that must hold have an interpreter waiting in them; ``isolation``: of
+        which kind they are, namespaces or containers.
+
+        Raises:
+            IsolationUnavailable: this host has no such boxes.
         """
         with tempfile.TemporaryDirectory(prefix="stoker-attacks-") as place, World(place) as world:
             async with SandboxHost.open(world.state) as host:
-                yield cls(world, host, warm=warm)
+                holding: LocalBackend = NamespaceBackend(host)
+                if isolation is not Isolation.NAMESPACE:
+                    asked = ExecutionPolicy(isolation=isolation, accept_shared_kernel=True)
+                    holding = await choose_backend(asked, host)
+                yield cls(world, host, holding, warm=warm)
 
     def all(self) -> list[Attack | Forgery]:
         """Return the attacks that apply to this user's boxes."""
@@ -128,28 +144,32 @@ class Attackers:
 
     @contextlib.asynccontextmanager
     async def _box(self, limits: Limits, off: Off | None) -> AsyncIterator[LocalBox]:
+        backend = self._holding if off is None else self._weakened(off)
+        policy = ExecutionPolicy(
+            accept_shared_kernel=True, limits=limits, warm=self._warm and off is None
+        )
+        try:
+            box = await backend.create("box_attacked", Baseline(), policy)
+            if off is Off.UID:
+                (box.directory / "workspace").chmod(0o777)
+            yield box
+        finally:
+            await backend.close()
+
+    def _weakened(self, off: Off) -> NamespaceBackend:
         backend = _Bare(self._host)
         defences = backend.defences
         defences.seccomp = defences.disable_user_namespaces = off is not Off.FILTER
         defences.network_namespace = off is not Off.NETWORK
         defences.proc_masks = off not in (Off.MASKS, Off.UID)
         backend.as_root = off is Off.UID
-        policy = ExecutionPolicy(
-            accept_shared_kernel=True, limits=limits, warm=self._warm and off is None
-        )
-        box = await backend.create("box_attacked", Baseline(), policy)
-        try:
-            if backend.as_root:
-                (box.directory / "workspace").chmod(0o777)
-            yield box
-        finally:
-            await backend.close()
+        return backend
 
     async def _forged(self, forgery: Forgery) -> Outcome:
         succeeds = await asyncio.to_thread(_naively_passed, self._world, forgery)
         seen = ""
         try:
-            verdict, _ = await NamespaceBackend(self._host).judge(
+            verdict, _ = await self._holding.judge(
                 "box_judge",
                 {"solution.py": forgery.answer.encode()},
                 Tests(source=CHECK, entry_point="total"),
