@@ -106,3 +106,17 @@ def test_weights_change_when_the_calls_that_were_taken_back_have_let_go() -> Non
         assert (await world.call.task).text == "done"
 
     run_virtual(main())
+
+
+def test_weights_that_changed_elsewhere_leave_nothing_cached_to_believe_in() -> None:
+    async def main() -> None:
+        world = _World()
+        flushed = []
+        world.lane.working.flush = lambda: flushed.append(world.running)  # type: ignore[method-assign]
+        world.start()
+        await turns_of_loop(3)
+        await world.publish("keep")
+        assert flushed == [1], "once, and the call in flight goes on"
+        await world.call.task
+
+    run_virtual(main())

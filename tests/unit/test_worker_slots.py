@@ -145,3 +145,12 @@ def test_a_meter_follows_its_control_and_busy_shares_stay_shares() -> None:
     figures = meter.figures(4.0)
     # 4 slots for two seconds, 3 for two; 4 busy for two seconds, 2 for one.
     assert figures.busy_share == pytest.approx((4 * 2 + 2) / (4 * 2 + 3 * 2))
+
+
+def test_work_that_has_become_longer_is_not_taken_for_contention_for_ever() -> None:
+    host = Host(SlotControl(start=8, least=2, most=8, now=0.0), lambda _slots: SECONDS)
+    host.pressure = 0.9
+    assert host.run(60) == 8, "pressure alone is nothing while actions take what they take"
+    host.takes = lambda _slots: 2 * SECONDS
+    assert host.run(60) < 8, "it may be contention"
+    assert host.run(1200) == 8, "fewer slots made nothing quicker"

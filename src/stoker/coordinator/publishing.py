@@ -43,8 +43,7 @@ async def publish(
         if weights is not None and isinstance(model, Updating):
             await model.take_policy(version, weights)
     finally:
-        if mode != "keep":
-            lane.resume(_HOLDER)
+        lane.resume(_HOLDER)  # kept calls were never held; what was cached is worth nothing now
     coordinator.keeper.cut_stale(list(coordinator.flow.active.values()))
 
 

@@ -25,6 +25,8 @@ SLOWER_MAX = 1.5
 """Time in a slot over the best seen, from which contention is believed."""
 PRESSURE_MAX = 0.5
 """Share of time in which somebody waits for a core (PSI, ten seconds)."""
+FORGET_SECONDS = 600.0
+"""In which the best time seen rises by itself as much as it is."""
 PAUSE_SECONDS = 60.0
 """After a step up was taken back, before it is tried again."""
 
@@ -60,7 +62,7 @@ class SlotControl:
         self._since = now
         self._before = SlotTotals()
         self._best: float | None = None
-        """Least mean time in a slot of any window."""
+        """Least mean time in a slot of any window, rising slowly."""
         self._step: tuple[int, float] | None = None
         """Slots and results a second before the latest step up, until it is judged."""
         self._quiet_until = -math.inf
@@ -85,7 +87,7 @@ class SlotControl:
         self._close(totals, now)
         if faults >= FAULTS_SHARE_MAX:
             return self._to(now, self.slots // 2, f"{faults:.0%} ended in infrastructure faults")
-        change = self._judged(rate, now) or self._eased(held, pressure, now)
+        change = self._judged(rate, now) or self._eased(held, pressure, seconds, now)
         if change is None and busy >= BUSY_SHARE_MIN and queued >= QUEUED_SHARE_MIN * held:
             change = self._up(rate, now)
         return change
@@ -104,9 +106,13 @@ class SlotControl:
         why = f"{self.slots} slots gave {rate:.2f} results a second, {slots} gave {before:.2f}"
         return self._to(now, slots, why)
 
-    def _eased(self, held: float, pressure: float | None, now: float) -> SlotChange | None:
+    def _eased(
+        self, held: float, pressure: float | None, seconds: float, now: float
+    ) -> SlotChange | None:
         """Go down where cores are fought over and actions take longer than they can."""
-        self._best = held if self._best is None else min(self._best, held)
+        # Forgotten by and by: work that has become longer must not look like contention for ever.
+        best = held if self._best is None else self._best * (1 + seconds / FORGET_SECONDS)
+        self._best = min(best, held)
         slower = held / self._best if self._best else 1.0
         if pressure is None or pressure < PRESSURE_MAX or slower < SLOWER_MAX:
             return None
