@@ -128,6 +128,15 @@ def test_i6_tickets_keep_to_quotas_and_room_for_results(engine: str, tmp_path: P
     with_ledger(engine, tmp_path, scenario, limits)
 
 
+def test_i6_all_classes_of_a_poll_share_the_room_for_results(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2), *(action(n, worker_class="slow") for n in (3, 4)))
+        poll = LeaseRequest(worker_id=WORKER, slots={"fast": 4, "slow": 4})
+        assert ids(list((await h.ledger.lease(poll)).leases)) == [act(1), act(2), act(3)]
+
+    with_ledger(engine, tmp_path, scenario, LedgerLimits(results_max=3))
+
+
 def test_i6_leased_and_started_work_counts_for_its_class_and_no_other(
     engine: str, tmp_path: Path
 ) -> None:
@@ -200,6 +209,7 @@ def test_a_lease_is_lost_a_leases_time_after_it_was_last_named(engine: str, tmp_
     async def scenario(h: Harness) -> None:
         await h.submit(action(1, holder=WORKER))
         [lease] = await h.lease()
+        await h.start(lease)
         for _ in range(4):
             await h.advance(LEASE / 2)
             assert await h.heartbeat(lease) == [HoldVerdict.OK]
@@ -209,7 +219,7 @@ def test_a_lease_is_lost_a_leases_time_after_it_was_last_named(engine: str, tmp_
         await h.advance(LEASE / 2)
         await h.heartbeat()
         [again] = await h.lease()
-        assert again.fence > lease.fence
+        assert (again.attempt, again.alone) == (2, False), "an attempt of its own, no suspect"
         assert await h.start(lease) == [HoldVerdict.LOST]
 
     with_ledger(engine, tmp_path, scenario, LedgerLimits(lease_seconds=LEASE))
