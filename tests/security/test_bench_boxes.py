@@ -1,8 +1,10 @@
 """``stoker bench boxes`` measures real boxes and names its figures as DESIGN promises."""
 
+import shutil
+
 import pytest
 
-from stoker.cli import bench_boxes, bench_boxes_warm
+from stoker.cli import bench_boxes, bench_boxes_containers, bench_boxes_warm
 from support import sandbox
 
 PROMISED = {
@@ -18,6 +20,7 @@ NOT_YET = {
 def test_a_small_bench_measures_everything_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_COLD_RUNS", "_WALL_RUNS", "_LIMIT_RUNS", "_JUDGE_RUNS", "_TOGETHER", "_HUNDRED"):
         monkeypatch.setattr(bench_boxes, name, 2)
+    monkeypatch.setattr(bench_boxes_containers, "_RUNS", 2)
     for name in ("_RUNS", "_TOGETHER_RUNS"):
         monkeypatch.setattr(bench_boxes_warm, name, 2)
     said: list[object] = []
@@ -34,6 +37,8 @@ def test_a_small_bench_measures_everything_it_names(monkeypatch: pytest.MonkeyPa
         assert figure["low"] <= figure["value"] <= figure["high"]
     assert figures["sweep_seconds"]["low"] > 0
     assert len(said) == 2
+    if sandbox.ROOT and shutil.which("runc"):
+        assert set(figures) >= {"container_vs_runtime", "cold_box_vs_runtime"}
     if sandbox.ROOT:
         assert set(figures) >= {"cold_box_vs_launcher", *WARM}
         assert document["machine"]["rung"] == "a"

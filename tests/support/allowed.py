@@ -36,6 +36,7 @@ OUTSIDE = {
     ("worker/callrunner.py", "time"): "in the box of a tool: how far away a Retry-After date is",
     ("cli/bench_boxes.py", "subprocess"): "starts its peer, and the holder of boxes it kills",
     ("cli/bench_boxes_warm.py", "subprocess"): "starts its peer",
+    ("cli/bench_boxes_containers.py", "subprocess"): "starts its peer",
     ("cli/bench_boxes_fork.py", "os.fork"): "is the peer, in a process apart",
     ("cli/bench_ledger.py", "subprocess"): "starts its peer",
     ("cli/bench_ledger_peers.py", "subprocess"): "starts peers, in an environment of their own",

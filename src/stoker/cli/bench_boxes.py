@@ -19,6 +19,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.cli.bench_boxes_containers import container_times
 from stoker.cli.bench_boxes_warm import warm_times
 from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits, Rung, Trust
@@ -74,6 +75,10 @@ class _Round(msgspec.Struct, kw_only=True):
     flood: list[float] = []
     warm: list[float] = []
     fork: list[float] = []
+    container: list[float] = []
+    container_by_hand: list[float] = []
+    container_beside: list[float] = []
+    """A namespace box's actions between those."""
     warm_per_second: float = 0.0
     teardown_together_seconds: float = 0.0
     hundred_seconds: float = 0.0
@@ -115,7 +120,13 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
 
     ratios = [c / bare for c, bare in zip(median("cold"), median("launcher"), strict=False)]
     warm = [w / fork for w, fork in zip(median("warm"), median("fork"), strict=True)]
+    by_hand = median("container_by_hand")
+    contained = [a / b for a, b in zip(median("container"), by_hand, strict=True)]
+    beside = [a / b for a, b in zip(median("container_beside"), by_hand, strict=True)]
     made = {
+        "container_vs_runtime": figure(contained, "ratio", 1.5, "the runtime by hand, p50"),
+        "container_action_ms_p50": figure(median("container"), "ms", None, "true"),
+        "cold_box_vs_runtime": figure(beside, "ratio", 1.0, "the runtime by hand, p50"),
         "warm_action_vs_fork": figure(warm, "ratio", 1.5, "a bare fork into such namespaces, p50"),
         "warm_action_ms_p50": figure(median("warm"), "ms", 4.0, "python -c, forked"),
         "warm_action_ms_p99": figure([_p99(r.warm) for r in rounds if r.warm], "ms", 15.0, ""),
@@ -167,6 +178,8 @@ async def _round(place: Path) -> tuple[_Round, Rung]:
         await _overshoots(boxed, made)
         if (warm := await warm_times(boxed)) is not None:
             made.warm, made.fork, made.warm_per_second = warm
+        if boxed is namespace and (containers := await container_times(boxed)) is not None:
+            made.container, made.container_by_hand, made.container_beside = containers
         made.hundred_seconds = await _timed(_hundred(boxed)) / 1000
         await boxed.close()
         made.teardown_together_seconds = await _torn_down(boxed)
