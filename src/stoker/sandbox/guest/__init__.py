@@ -1,0 +1,1 @@
+"""The guest runner: what runs programs inside a virtual machine, and the frames it speaks."""

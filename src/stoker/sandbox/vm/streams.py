@@ -1,0 +1,186 @@
+"""What one order to a guest gathers: the streams of an action, or the files of an answer.
+
+Everything here is bounded by what was asked for; whatever comes beyond is a ``ValueError``, by
+which the link is broken.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Callable, Mapping
+
+from stoker.sandbox.guest.wire import BODY_BYTES_MAX, STDIN, WINDOW_BYTES, frame
+from stoker.sandbox.vm import said
+
+_FLUSH_SECONDS = 5.0
+
+Send = Callable[[bytes], None]
+
+
+class Relay:
+    """Joins one end of a private channel on the host with the program's descriptor in a guest."""
+
+    def __init__(self, send: Send, number: int, descriptor: int) -> None:
+        self._send, self._number = send, number
+        self._end = socket.socket(fileno=descriptor)
+        self._end.setblocking(False)
+        self._loop = asyncio.get_running_loop()
+        self._untaken = 0
+        self._waiting = bytearray()
+        self._ending = False
+        self._flushed = asyncio.Event()
+        self._flushed.set()
+
+    def begin(self) -> None:
+        """Pass on what the other end says."""
+        self._loop.add_reader(self._end.fileno(), self._readable)
+
+    def taken(self, count: int) -> None:
+        """Hear that the program has taken so much."""
+        if count > self._untaken:
+            raise ValueError("more was taken than was sent")
+        self._untaken -= count
+        if self._end.fileno() >= 0:
+            self._loop.add_reader(self._end.fileno(), self._readable)
+
+    def put(self, body: bytes) -> None:
+        """Take what the program said; none: its end."""
+        # Twice: at its end a runner sends what its kernel still held, window or not.
+        if len(self._waiting) + len(body) > 2 * WINDOW_BYTES or self._ending:
+            raise ValueError("a channel ran over its window or its end")
+        self._waiting += body
+        self._ending = not body
+        if self._end.fileno() >= 0:
+            self._flushed.clear()
+            self._loop.add_writer(self._end.fileno(), self._writable)
+
+    async def flushed(self) -> None:
+        """Wait until the other end has taken all, or never will."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FLUSH_SECONDS):
+                await self._flushed.wait()
+
+    def _readable(self) -> None:
+        try:
+            data = self._end.recv(min(BODY_BYTES_MAX, WINDOW_BYTES - self._untaken))
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self._untaken += len(data)
+        self._send(frame("input", data, stream=self._number))
+        if not data or self._untaken >= WINDOW_BYTES:
+            self._loop.remove_reader(self._end.fileno())
+
+    def _writable(self) -> None:
+        count = 0
+        try:
+            if self._waiting:
+                count = self._end.send(self._waiting)
+        except BlockingIOError:
+            return
+        except OSError:  # nobody reads it any more
+            count = len(self._waiting)
+        del self._waiting[:count]
+        if count:
+            self._send(frame("taken", stream=self._number, count=count))
+        if not self._waiting:
+            self._loop.remove_writer(self._end.fileno())
+            self._flushed.set()
+            if self._ending:
+                with contextlib.suppress(OSError):
+                    self._end.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Let the other end see that nobody is here."""
+        if self._end.fileno() >= 0:
+            self._loop.remove_reader(self._end.fileno())
+            self._loop.remove_writer(self._end.fileno())
+            self._end.close()
+
+
+class Running:
+    """The streams of one action."""
+
+    def __init__(self, send: Send, output_bytes: int, relays: Mapping[int, Relay]) -> None:
+        self.kept = {1: bytearray(), 2: bytearray()}
+        self.ended: asyncio.Future[said.Ended] = asyncio.get_running_loop().create_future()
+        self.relays = relays
+        self._send = send
+        self._cap = output_bytes
+        self._untaken = 0
+        self._room = asyncio.Event()
+
+    async def feed(self, stdin: bytes) -> None:
+        """Give the program its input, as fast as it takes it."""
+        view = memoryview(stdin)
+        while view:
+            room = WINDOW_BYTES - self._untaken
+            if room <= 0:
+                self._room.clear()
+                await self._room.wait()
+                continue
+            body, view = view[: min(room, BODY_BYTES_MAX)], view[min(room, BODY_BYTES_MAX) :]
+            self._untaken += len(body)
+            self._send(frame("input", body, stream=STDIN))
+        self._send(frame("input", stream=STDIN))
+
+    def hear(
+        self, message: said.Output | said.Channel | said.Taken | said.Ended, body: bytes
+    ) -> None:
+        """Take one frame in."""
+        if isinstance(message, said.Output):
+            if len(self.kept[message.stream]) + len(body) > self._cap:
+                raise ValueError("more output than is kept")
+            self.kept[message.stream] += body
+        elif isinstance(message, said.Channel):
+            self._relay(message.stream).put(body)
+        elif isinstance(message, said.Taken) and message.stream == STDIN:
+            if message.count > self._untaken:
+                raise ValueError("more was taken than was sent")
+            self._untaken -= message.count
+            self._room.set()
+        elif isinstance(message, said.Taken):
+            self._relay(message.stream).taken(message.count)
+        else:
+            for stream, total in ((1, message.stdout), (2, message.stderr)):
+                if len(self.kept[stream]) != min(total, self._cap):
+                    raise ValueError("its count of output is not what it sent")
+            self.ended.set_result(message)
+
+    def _relay(self, number: int) -> Relay:
+        if number not in self.relays:
+            raise ValueError(f"there is no channel {number}")
+        return self.relays[number]
+
+
+class Answer:
+    """The files of one answer."""
+
+    def __init__(self, *, bytes_max: int, files_max: int) -> None:
+        self.done: asyncio.Future[said.Done | said.Written] = (
+            asyncio.get_running_loop().create_future()
+        )
+        self.files: list[tuple[said.File, bytes]] = []
+        self._left = bytes_max
+        self._files_max = files_max
+        self._content = bytearray()
+
+    def hear(
+        self, message: said.Written | said.Content | said.File | said.Done, body: bytes
+    ) -> None:
+        """Take one frame in."""
+        if self.done.done():
+            raise ValueError("an answer after its end")
+        if isinstance(message, said.Content):
+            self._left -= len(body)
+            if self._left < 0:
+                raise ValueError("more content than was asked for")
+            self._content += body
+        elif isinstance(message, said.File):
+            if len(self.files) >= self._files_max:
+                raise ValueError("more files than were asked for")
+            self.files.append((message, bytes(self._content)))
+            self._content.clear()
+        else:
+            self.done.set_result(message)
