@@ -18,7 +18,7 @@ from stoker.sandbox import container, oci_runtimes, user_namespace
 from stoker.sandbox.base import BoxOffer, BoxRun
 from stoker.sandbox.container import ContainerBackend
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import LocalBox
+from stoker.sandbox.local import LocalBackend, LocalBox
 from stoker.sandbox.oci_runtimes import Runtime
 from stoker.sandbox.select import choose_backend
 from support import needs, sandbox
@@ -244,6 +244,7 @@ def test_a22_gvisor_comes_first_and_needs_nobody_s_consent(
                     await choose_backend(policy, host)
                 return
             backend = await choose_backend(policy, host)
+            assert isinstance(backend, LocalBackend)
             assert backend.parts.rung is chosen
             assert backend.shared_kernel == (chosen is not Rung.RUNSC)
 
@@ -257,8 +258,9 @@ def test_auto_prefers_namespaces_and_takes_a_container_where_they_are_missing(
 ) -> None:
     async def body() -> None:
         async with SandboxHost.open(tmp_path) as host:
-            assert (await choose_backend(ACCEPTED, host)).parts.rung is Rung.ROOT
+            assert (await (await choose_backend(ACCEPTED, host)).offer()).rung is Rung.ROOT
             asked = ExecutionPolicy(isolation=Isolation.CONTAINER, accept_shared_kernel=True)
-            assert (await choose_backend(asked, host)).parts.rung in (rung, Rung.CRUN)
+            taken = await (await choose_backend(asked, host)).offer()
+            assert taken.rung in (rung, Rung.CRUN)
 
     sandbox.run(body)

@@ -36,9 +36,8 @@ from stoker.model.tools import (
     Tests,
     Verdict,
 )
-from stoker.sandbox.base import Box, Branch
+from stoker.sandbox.base import Backend, Box, Branch
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import LocalBackend
 from stoker.sandbox.runtime import make_public
 from stoker.sandbox.select import choose_backend
 from stoker.seams.entropy import fresh_id
@@ -66,7 +65,7 @@ class OpenBox:
     """
 
     def __init__(
-        self, box: Box, backend: LocalBackend, opened: OpenResult, began: Branch | None = None
+        self, box: Box, backend: Backend, opened: OpenResult, began: Branch | None = None
     ) -> None:
         self.opened = opened
         """Which isolation, rung and baseline it got."""
@@ -197,7 +196,7 @@ class Boxes:
 
     def __init__(self, host: SandboxHost) -> None:
         self._host = host
-        self._backends: dict[tuple[object, ...], LocalBackend] = {}
+        self._backends: dict[tuple[object, ...], Backend] = {}
         self._choosing = asyncio.Lock()
 
     @contextlib.asynccontextmanager
@@ -243,7 +242,7 @@ class Boxes:
         finally:
             await _to_the_end(held[0].remove() if held else made.destroy())
 
-    async def _backend(self, policy: ExecutionPolicy) -> LocalBackend:
+    async def _backend(self, policy: ExecutionPolicy) -> Backend:
         """Return what gives ``policy``; what a host can give depends on three of its fields."""
         key = (policy.isolation, policy.trust, policy.accept_shared_kernel)
         async with self._choosing:

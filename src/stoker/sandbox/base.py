@@ -154,6 +154,14 @@ class Backend(Protocol):
         """Run the canary (a few seconds at most) and say what can be given."""
         ...
 
+    def check(self, policy: ExecutionPolicy) -> None:
+        """Refuse a policy that this backend cannot give on any host.
+
+        Raises:
+            IsolationUnavailable: what it lacks, and what would give it.
+        """
+        ...
+
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> Box:
         """Make a box.
 

@@ -1,48 +1,56 @@
 """Choosing a backend: the strongest whose canary passes; never weakened silently.
 
 Untrusted work on the host's kernel needs ``accept_shared_kernel``; a refusal names what is missing
-and how to get it. ``auto`` takes containers with a kernel of their own (gVisor) before namespaces,
-and those on the host's kernel after: they fence no better and start more slowly.
+and how to get it. ``auto`` takes ``qemu`` first where its guests run by KVM; without it they are
+so slow that they are used only where they are asked for by name. Then it takes containers with a
+kernel of their own (gVisor) before namespaces, and those on the host's kernel after: they fence no better
+and start more slowly.
 """
 
 from stoker.errors import IsolationUnavailable
 from stoker.model.execution import ExecutionPolicy, Isolation, Trust
-from stoker.sandbox.base import BoxOffer
+from stoker.sandbox.base import Backend, BoxOffer
 from stoker.sandbox.confined import ConfinedBackend
 from stoker.sandbox.container import container_backends
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend
 from stoker.sandbox.namespace import NamespaceBackend
 from stoker.sandbox.process import ProcessBackend
+from stoker.sandbox.qemu.backend import QemuBackend
+from stoker.sandbox.qemu.parts import has_kvm
 
 _SHARED_KERNEL = (
-    "untrusted work would share the host's kernel, and that was not accepted: no boundary without "
-    "a shared kernel was found here (gVisor's runsc is one); accept it with "
-    "--set sandbox.accept_shared_kernel=true (it is recorded "
-    'with the run; accept_shared_kernel=True in a policy of your own), or set trust = "trusted" '
-    "where the work is your own"
+    "untrusted work would share the host's kernel, and that was not accepted; give its boxes "
+    'kernels of their own with isolation = "qemu" (or install gVisor\'s runsc), accept it with '
+    "--set sandbox.accept_shared_kernel=true (it is recorded with the run; "
+    'accept_shared_kernel=True in a policy of your own), or set trust = "trusted" where the work '
+    "is your own"
 )
-_BUILT = (Isolation.AUTO, Isolation.NAMESPACE, Isolation.CONTAINER, Isolation.PROCESS)
 
 
-async def choose_backend(policy: ExecutionPolicy, host: SandboxHost) -> LocalBackend:
+async def choose_backend(policy: ExecutionPolicy, host: SandboxHost) -> Backend:
     """Return a backend that gives ``policy`` on this host, its canary passed.
 
     Raises:
         IsolationUnavailable: nothing here gives it; nothing was weakened.
     """
-    if policy.isolation not in _BUILT:
+    if policy.isolation is Isolation.MICROVM:
         raise IsolationUnavailable(
             f"isolation {policy.isolation.value!r} has no backend in this version; "
-            'use "namespace", or "auto"'
+            'use "qemu", "namespace", or "auto"'
         )
+    refusals: list[BoxOffer] = []
+    guests = await _guests(policy, host, refusals)
+    if guests is not None:
+        return guests
+    if policy.isolation is Isolation.QEMU:
+        raise IsolationUnavailable(_refusal(policy, refusals, host))
     untrusted = policy.trust is not Trust.TRUSTED
     candidates = _candidates(policy, host)
     if policy.isolation is not Isolation.PROCESS and untrusted and not policy.accept_shared_kernel:
         candidates = [one for one in candidates if not one.shared_kernel]
         if not candidates:
             raise IsolationUnavailable(_SHARED_KERNEL)
-    refusals: list[BoxOffer] = []
     for backend in candidates:
         backend.check(policy)
         offer = await backend.offer()
@@ -51,6 +59,24 @@ async def choose_backend(policy: ExecutionPolicy, host: SandboxHost) -> LocalBac
         await backend.close()
         refusals.append(offer)
     raise IsolationUnavailable(_refusal(policy, refusals, host))
+
+
+async def _guests(
+    policy: ExecutionPolicy, host: SandboxHost, refusals: list[BoxOffer]
+) -> Backend | None:
+    """Return the backend of guests where it is asked for, or by ``auto`` where it is fast."""
+    by_name = policy.isolation is Isolation.QEMU
+    fits = not policy.mounts and not policy.network
+    if not by_name and not (policy.isolation is Isolation.AUTO and fits and has_kvm()):
+        return None
+    backend = QemuBackend(host)
+    backend.check(policy)
+    offer = await backend.offer()
+    if offer.available and (by_name or backend.accelerated):
+        return backend
+    await backend.close()
+    refusals.append(offer)
+    return None
 
 
 def _candidates(policy: ExecutionPolicy, host: SandboxHost) -> list[LocalBackend]:

