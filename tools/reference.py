@@ -166,7 +166,7 @@ def box_api() -> Iterator[str]:
         yield f"| `{name}{shown}` | {says} |"
     records = (
         stoker.ExecutionPolicy, stoker.Limits, stoker.Mount, stoker.Destination, stoker.Credential,
-        stoker.Baseline,
+        stoker.Baseline, stoker.BaselineBuild,
     )  # fmt: skip
     for record in (*records, stoker.BoxResult, stoker.Checkpoint):
         yield from ("", f"## {record.__name__}", "", (record.__doc__ or "").partition("\n")[0], "")

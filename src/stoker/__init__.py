@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stoker.model.checkpoint import Checkpoint
     from stoker.model.execution import (
         Baseline,
+        BaselineBuild,
         Credential,
         Destination,
         ExecutionPolicy,
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 _WHERE = {
     "Baseline": "stoker.model.execution",
+    "BaselineBuild": "stoker.model.execution",
     "Credential": "stoker.model.execution",
     "Destination": "stoker.model.execution",
     "BoxResult": "stoker.sandbox.alone",
@@ -87,6 +89,7 @@ _WHERE = {
 
 __all__ = [
     "Baseline",
+    "BaselineBuild",
     "BoxResult",
     "Boxes",
     "CallResult",

@@ -11,14 +11,15 @@ import pytest
 
 from stoker.errors import ArtifactDamaged
 from stoker.model.checkpoint import Checkpoint
-from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
+from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy, Isolation, Trust
 from stoker.sandbox import branching
+from stoker.sandbox.baselines import BUILT, Baselines
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.process import ProcessBackend
-from stoker.seams.faultpoints import POINTS
 
 TRUSTED = ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED)
-CUT = sorted(name for name in POINTS if name.startswith("box.state."))
+CUT = (branching.STATE_WRITTEN, branching.STATE_NAMED)
+BUILD = BaselineBuild(setup=("date +%N > when",))
 HOLDER = """
 import asyncio, os, sys
 from pathlib import Path
@@ -72,3 +73,52 @@ async def _afterwards(state: Path, named: list[Path]) -> None:
         with pytest.raises(ArtifactDamaged):
             await backend.restore("box_none", Baseline(), TRUSTED, gone)
         await backend.close()
+
+
+BUILDER = """
+import asyncio, os, sys
+from pathlib import Path
+from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy, Isolation, Trust
+from stoker.sandbox.baselines import Baselines
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.process import ProcessBackend
+from stoker.seams import faultpoints
+
+async def main():
+    faultpoints.arm(os.environ)
+    async with SandboxHost.open(Path(sys.argv[1])) as host:
+        host.baselines = Baselines(Path(sys.argv[2]))
+        policy = ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED)
+        build = BaselineBuild(setup=("date +%N > when",))
+        await ProcessBackend(host).create("box_a", Baseline(name="b", build=build), policy)
+
+asyncio.run(main())
+"""
+
+
+def test_a_baseline_whose_builder_was_killed_is_built_by_the_next(tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    built = subprocess.run(
+        [sys.executable, "-c", BUILDER, str(tmp_path / "state"), str(kept)],
+        env={**os.environ, "STOKER_FAULT": f"{BUILT}=kill"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert built.returncode == -signal.SIGKILL, built.stdout + built.stderr
+
+    async def next_one() -> None:
+        async with SandboxHost.open(tmp_path / "state") as host:
+            host.baselines = Baselines(kept)
+            await host.sweep()
+            backend = ProcessBackend(host)
+            wanted = Baseline(name="b", build=BUILD)
+            one, two = [await backend.create(f"box_{n}", wanted, TRUSTED) for n in "ab"]
+            drawn = [(await box.read_file("when", bytes_max=99)).content for box in (one, two)]
+            assert drawn[0]
+            assert drawn[0] == drawn[1]
+            await backend.close()
+            assert host.leaked() == 0
+
+    asyncio.run(next_one())

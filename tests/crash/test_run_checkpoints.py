@@ -22,7 +22,7 @@ HOLD = 'touch "$1"; until [ -e "$2" ]; do sleep 0.05; done'
 @stoker.rollout(version="1", boxes=1, timeout="5m")
 async def kept(ctx, task):
     say = task.data
-    box = await ctx.environment(files={"kept": "begun:"})
+    box = await ctx.environment("counted")  # a baseline of the settings: kept begins with "begun:"
     grow = ["sh", "-c", GROW, "sh", say["log"], "0"]
     grown = await box.run(grow, replayable=say["replayable"], timeout="1m")
     saved = await box.checkpoint()
@@ -44,7 +44,10 @@ def run_of(folder: Path, *, replayable: bool) -> AbstractContextManager[Rig]:
         program=PROGRAM,
         model=errands.MODEL,
         tasks=[{"task_id": "kept", "data": data}],
-        settings={"workers": {"count": 2}},
+        settings={
+            "workers": {"count": 2},
+            "sandbox": {"baselines": {"counted": {"setup": ["printf begun: > kept"]}}},
+        },
         log=folder / "tools.log",
     )
 

@@ -36,6 +36,7 @@ _WALL_RUNS = 20
 _LIMIT_RUNS = 10
 _JUDGE_RUNS = 5
 _TOGETHER = 30
+_BRANCHED_FILES = 3
 _HUNDRED = 100
 _AT_ONCE = 16
 """Actions begun together of the hundred: each needs a dozen descriptors of the usual 1,024."""
@@ -70,6 +71,7 @@ class _Round(msgspec.Struct, kw_only=True):
     python: list[float] = []
     judge: list[float] = []
     create: list[float] = []
+    branch: list[float] = []
     teardown: list[float] = []
     wall: list[float] = []
     cpu: list[float] = []
@@ -154,6 +156,9 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
         "cold_action_ms_p50": figure(median("cold"), "ms", None, "true"),
         "cold_python_ms_p50": figure(median("python"), "ms", None, "python -c pass"),
         "judge_ms_p50": figure(median("judge"), "ms", None, "two boxes made and removed"),
+        "file_branch_ms_p50": figure(
+            median("branch"), "ms", 1.0, f"a box made and {_BRANCHED_FILES} files copied into it"
+        ),
         "create_ms_p50": figure(median("create"), "ms", None, "with its synced record"),
         "teardown_ms_p50": figure(median("teardown"), "ms", None, ""),
         "teardown_together_seconds": figure(
@@ -176,6 +181,7 @@ async def _round(place: Path, *, guests: bool) -> tuple[_Round, Rung]:
         for _ in range(_COLD_RUNS):
             made.create.append(await _timed(boxed.create("bench", Baseline(), _policy(boxed))))
             made.teardown.append(await _timed(boxed.boxes["bench"].destroy()))
+        await _branches(boxed, made)
         for _ in range(_JUDGE_RUNS):
             judged = boxed.judge(
                 "bench", _ANSWER, _TESTS, policy=_policy(boxed), timeout_seconds=60
@@ -260,6 +266,16 @@ def _bare_launcher(host: SandboxHost) -> list[str]:
 
 def _shown(folder: Path) -> tuple[str, str]:
     return "--ro-bind-try", str(folder)
+
+
+async def _branches(backend: LocalBackend, made: _Round) -> None:
+    box = await backend.create("bench", Baseline(), _policy(backend))
+    await box.write_files({f"file-{n}": bytes(1000) for n in range(_BRANCHED_FILES)})
+    for _ in range(_COLD_RUNS):
+        made.branch.append(await _timed(box.branch(1)))
+        for other in [one for one in backend.boxes.values() if one is not box]:
+            await other.destroy()
+    await box.destroy()
 
 
 async def _overshoots(backend: LocalBackend, made: _Round) -> None:

@@ -301,6 +301,13 @@ class BaselineSettings(Section):
 
     environment: dict[str, str] = {}
     """Variables set in its boxes."""
+    files: Annotated[str, Field(pattern=r"^(/.*)?$")] = ""
+    """Absolute path of a directory on each worker's host; its content is the workspace."""
+    setup: tuple[str, ...] = ()
+    """Shell lines run once per machine in a box with ``files``, without network unless the class
+    has one; what they leave in the workspace is what environments begin with."""
+    setup_timeout: Duration = 600.0
+    """Wall time of each of them."""
 
 
 class SandboxSettings(Section):

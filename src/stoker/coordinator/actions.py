@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stoker.config.tree import Settings, WorkerClassSettings
+from stoker.config.tree import BaselineSettings, Settings, WorkerClassSettings
 from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import Environment, opened
 from stoker.coordinator.rollouts import ActiveRollout
@@ -17,7 +17,7 @@ from stoker.errors import ConfigInvalid, InternalError
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.action import Action, Effect
 from stoker.model.events import Verb
-from stoker.model.execution import Baseline
+from stoker.model.execution import Baseline, BaselineBuild
 from stoker.model.ids import CallPath, WorkerId, action_id
 from stoker.model.tools import OpenRequest
 from stoker.model.value import canonical_bytes
@@ -41,6 +41,16 @@ BOX_VERBS = frozenset({Verb.RUN, Verb.WRITE, Verb.READ, Verb.EXPORT, Verb.SCORE,
 CHANGING_VERBS = frozenset({Verb.RUN, Verb.WRITE})
 """Verbs whose effect a rebuild must repeat."""
 _CLOSE_SECONDS = 60.0
+
+
+def baseline_of(name: str, settings: BaselineSettings) -> Baseline:
+    """Return the baseline that ``settings`` describe."""
+    build: BaselineBuild | msgspec.UnsetType = msgspec.UNSET
+    if settings.files or settings.setup:
+        build = BaselineBuild(
+            files=settings.files, setup=settings.setup, timeout_seconds=settings.setup_timeout
+        )
+    return Baseline(name=name, environment=settings.environment, build=build)
 
 
 def environment_path(call: Call) -> CallPath | None:
@@ -198,7 +208,7 @@ class ActionFactory:
                 "its actions out; name another class"
             )
         request = OpenRequest(
-            baseline=Baseline(name=arguments.baseline, environment=baseline.environment),
+            baseline=baseline_of(arguments.baseline, baseline),
             policy=settings.policy(
                 accept_shared_kernel=self._settings.sandbox.accept_shared_kernel
             ),

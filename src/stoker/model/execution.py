@@ -154,6 +154,17 @@ class ExecutionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return canonical_digest(self)
 
 
+class BaselineBuild(msgspec.Struct, frozen=True, kw_only=True):
+    """What the workspace of a baseline's boxes begins with; built once per machine."""
+
+    files: str = ""
+    """Absolute path of a directory on the worker's host, copied; empty: none."""
+    setup: tuple[str, ...] = ()
+    """Shell lines, run in the workspace in order; without network unless the policy has one."""
+    timeout_seconds: float = 600.0
+    """Wall time of each."""
+
+
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """The named, digest-pinned starting state of an environment."""
 
@@ -163,3 +174,5 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """Variables set in the box."""
     digest: str = ""
     """Digest over what the baseline is made of; filled in by the sandbox room."""
+    build: BaselineBuild | msgspec.UnsetType = msgspec.UNSET
+    """How its files are made; unset: boxes begin empty."""

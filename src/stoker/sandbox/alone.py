@@ -417,6 +417,8 @@ def _baseline(baseline: Baseline | str) -> Baseline:
     found = Baseline(name=baseline) if isinstance(baseline, str) else baseline
     if not isinstance(found, Baseline):
         raise ConfigInvalid(f"baseline takes a name or a stoker.Baseline, not {baseline!r:.100}")
+    if found.build is not msgspec.UNSET:
+        return found
     if found.name not in ("python", _PYTHON):
         raise ConfigInvalid(
             f'there is no baseline {found.name!r}; this host has "python" (which is {_PYTHON})'

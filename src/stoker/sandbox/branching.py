@@ -104,6 +104,15 @@ async def restored(
         return await backend.make(box_id, baseline, policy, begins=begins)
 
 
+async def begun(
+    backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy, state: Path
+) -> "LocalBox":
+    """Make a box that begins in the built ``state`` of its baseline."""
+    with await asyncio.to_thread(state.open, "rb") as source:
+        begins = Beginning(source, state.name, 0)
+        return await backend.make(box_id, baseline, policy, begins=begins)
+
+
 def begin_in(box: "LocalBox", begins: Beginning) -> None:
     """Put a state into a box that was just built; blocking.
 
@@ -113,7 +122,8 @@ def begin_in(box: "LocalBox", begins: Beginning) -> None:
     begins.source.seek(0)
     with _folders(box.directory) as folders:
         unpack(begins.source, folders, box.record.uid, begins.digest)
-    box.began_from = begins.digest
+    if begins.generation:
+        box.began_from = begins.digest
     box.generation = begins.generation
     box.interrupted = begins.interrupted
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from stoker.errors import BoxFailed
 from stoker.model.execution import Baseline
 from stoker.sandbox import cgroups, kernel, runtime
+from stoker.sandbox.baselines import Baselines
 from stoker.sandbox.egress.gate import Egress, EgressDecision
 from stoker.sandbox.ledger import BoxLedger, BoxRecord
 from stoker.sandbox.maker_client import MakerClient
@@ -52,6 +53,7 @@ class SandboxHost:
         self.uids = UidLeases(uid_base, uid_count) if self.root else None
         self.mark = mark_of(state_directory)
         self._held = HeldMark(state_directory) if self.root else None
+        self.baselines = Baselines(runtime_files.baselines)
         self.alive: set[str] = set()
         """Ids of boxes that exist."""
         self.egress = Egress(self, egress_told or (lambda _decision: None))
@@ -112,9 +114,9 @@ class SandboxHost:
             return ROOT_WORK / f"{self.mark}.{box_id}"
         return self.state_directory / "work" / box_id
 
-    def baseline_digest(self, baseline: Baseline) -> str:
-        """Return the digest of ``baseline`` as it is on this host."""
-        return runtime.baseline_digest(baseline, self.runtime)
+    def baseline_digest(self, baseline: Baseline, build: str = "") -> str:
+        """Return the digest of ``baseline`` as it is on this host; ``build``: of its recipe."""
+        return runtime.baseline_digest(baseline, self.runtime, build)
 
     def record(self, box_id: str, kind: str) -> BoxRecord:
         """Return the beginning of a record.

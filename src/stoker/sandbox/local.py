@@ -371,7 +371,11 @@ class LocalBackend(ABC):
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> LocalBox:
         """Make a box; see ``base.Backend``."""
-        return await self.make(box_id, baseline, policy)
+        self.check(policy)
+        built = await self.host.baselines.built(self, baseline, policy)
+        if built is None:
+            return await self.make(box_id, baseline, policy)
+        return await branching.begun(self, box_id, baseline, policy, built)
 
     async def make(
         self,
@@ -388,7 +392,8 @@ class LocalBackend(ABC):
         try:
             record = self._leased(self._planned(record), policy)
             await asyncio.to_thread(self.host.ledger.write, record)
-            box = self.box_type(self, record, self._pinned(baseline), policy)
+            pinned = self._pinned(baseline, await self.host.baselines.key(baseline))
+            box = self.box_type(self, record, pinned, policy)
             self.boxes[box_id] = box
             await asyncio.to_thread(box.build, begins)
         except BaseException as error:
@@ -429,8 +434,8 @@ class LocalBackend(ABC):
             directory=str(directory),
         )
 
-    def _pinned(self, baseline: Baseline) -> Baseline:
-        digest = self.host.baseline_digest(baseline)
+    def _pinned(self, baseline: Baseline, build: str) -> Baseline:
+        digest = self.host.baseline_digest(baseline, build)
         if baseline.digest and baseline.digest != digest:
             raise IsolationUnavailable(
                 f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "

@@ -60,6 +60,8 @@ class RuntimeFiles(msgspec.Struct, frozen=True, kw_only=True):
     etc: Path
     key: str
     """Digest over all of it."""
+    baselines: Path
+    """States of baselines that were built here; ours alone."""
 
 
 def default_directory() -> Path:
@@ -82,6 +84,7 @@ def prepare(directory: Path | None = None) -> RuntimeFiles:
         scripts = _folder(directory, "scripts", _script_contents())
         egress = _folder(directory, "egress", _egress_contents())
         etc = _etc(directory)
+        (directory / "baselines").mkdir(mode=0o700, exist_ok=True)
     key = canonical_digest([str(p and p.name) for p in (python, etc)] + [sys.version])
     return RuntimeFiles(
         launcher=launcher,
@@ -91,13 +94,15 @@ def prepare(directory: Path | None = None) -> RuntimeFiles:
         egress=egress,
         etc=etc,
         key=key,
+        baselines=directory / "baselines",
     )
 
 
-def baseline_digest(baseline: Baseline, files: RuntimeFiles | None = None) -> str:
+def baseline_digest(baseline: Baseline, files: RuntimeFiles | None = None, build: str = "") -> str:
     """Return the digest over what a baseline is made of on this host."""
     key = files.key if files is not None else canonical_digest([_python_key(), sys.version])
-    return canonical_digest([baseline.name, baseline.environment, key])
+    parts = [baseline.name, baseline.environment, key]
+    return canonical_digest([*parts, build] if build else parts)
 
 
 def _check_directory(directory: Path) -> None:

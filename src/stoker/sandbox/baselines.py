@@ -1,0 +1,172 @@
+"""Baselines with files and set-up commands: built once per machine, kept by content, then copied.
+
+A *recipe* is what a baseline is made of: the files, the commands, the interpreter, the kind of box.
+Its result is the state of the box in which the commands ran, kept beside the runtime files; boxes
+made from the baseline begin in it. One process builds at a time, the others wait and find it.
+A directory of files is read once by each process: what changes in it meanwhile is not seen.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import AsyncIterator
+from io import BytesIO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from stoker.errors import ConfigInvalid
+from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy
+from stoker.model.tools import RunRequest
+from stoker.model.value import canonical_digest
+from stoker.sandbox.branching import Beginning, bounds_of
+from stoker.sandbox.states import Bounds, Unkept, pack
+from stoker.seams.entropy import fresh_id
+from stoker.seams.faultpoints import declare, reach
+
+if TYPE_CHECKING:
+    from stoker.sandbox.local import LocalBackend, LocalBox
+
+BUILT = declare("box.state.built", "a baseline is built and no recipe names it yet")
+
+_OUTPUT_SHOWN = 300
+_SOURCE = Bounds(bytes_max=1 << 34, entries_max=1_000_000)
+"""What is read of a directory at most; the policy of the box bounds it further."""
+
+
+class Baselines:
+    """Builds and finds the states of baselines on this machine."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._sources: dict[str, str] = {}
+        """Directory → digest of what lies in it."""
+        self._building = asyncio.Lock()
+
+    async def source_digest(self, build: BaselineBuild) -> str:
+        """Return the digest of the files of ``build``.
+
+        Raises:
+            ConfigInvalid: they cannot be read.
+        """
+        if build.files and build.files not in self._sources:
+            packed = await asyncio.to_thread(_packed, build.files, _SOURCE, keep=False)
+            self._sources[build.files] = packed[0]
+        return self._sources.get(build.files, "")
+
+    async def key(self, baseline: Baseline) -> str:
+        """Return what tells this baseline's build from others, on any host; empty: it has none."""
+        build = baseline.build
+        if build is msgspec.UNSET:
+            return ""
+        return canonical_digest([await self.source_digest(build), build.setup])
+
+    async def built(
+        self, backend: "LocalBackend", baseline: Baseline, policy: ExecutionPolicy
+    ) -> Path | None:
+        """Return the file of the state that boxes of ``baseline`` begin in; ``None``: empty ones.
+
+        Raises:
+            ConfigInvalid: its files cannot be read, or a command of its set-up failed.
+            BoxFailed: the box of its set-up could not be made.
+        """
+        build = baseline.build
+        if build is msgspec.UNSET:
+            return None
+        source = await self.source_digest(build)
+        parts = [source, build.setup, baseline.environment, policy.network, backend.parts.rung]
+        recipe = self._directory / f"recipe-{canonical_digest([*parts, backend.host.runtime.key])}"
+        async with self._building:
+            if (found := _found(recipe)) is not None:
+                return found
+            async with _locked(recipe.with_suffix(".lock")):
+                if (found := _found(recipe)) is None:
+                    found = await self._build(backend, baseline, policy, recipe)
+                return found
+
+    async def _build(
+        self, backend: "LocalBackend", baseline: Baseline, policy: ExecutionPolicy, recipe: Path
+    ) -> Path:
+        build = baseline.build
+        assert build is not msgspec.UNSET, "only what has a recipe is built"
+        begins = None
+        if build.files:
+            bounds = bounds_of(policy.limits)
+            digest, content = await asyncio.to_thread(_packed, build.files, bounds, keep=True)
+            begins = Beginning(BytesIO(content), digest, 0)
+        plain = Baseline(environment=baseline.environment)
+        # What it may reach stays; what it could leave somewhere else does not.
+        alone = msgspec.structs.replace(policy, mounts=())
+        box = await backend.make(fresh_id("box_"), plain, alone, begins=begins)
+        try:
+            for number, line in enumerate(build.setup, start=1):
+                await _set_up(box, baseline.name, number, line, build.timeout_seconds)
+            saved = await box.checkpoint(self._directory)
+        finally:
+            await asyncio.shield(box.destroy())
+        reach(BUILT)
+        await asyncio.to_thread(_name, recipe, saved.digest)
+        return Path(saved.file)
+
+
+async def _set_up(box: "LocalBox", name: str, number: int, line: str, seconds: float) -> None:
+    request = RunRequest(argv=("/bin/sh", "-c", line))
+    result = (await box.run(request, timeout_seconds=seconds)).result
+    if not result.ok:
+        said = result.text[-_OUTPUT_SHOWN:].replace("\n", " ")
+        raise ConfigInvalid(
+            f"baseline {name!r} could not be built: command {number} of its setup ({line!r}) "
+            f"failed: {said}; nothing was made from it"
+        )
+
+
+def _packed(directory: str, bounds: Bounds, *, keep: bool) -> tuple[str, bytes]:
+    """Return digest and (to be kept) content of what lies in a directory, as a workspace."""
+    into = BytesIO() if keep else _Nowhere()
+    try:
+        opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            digest = pack({b"workspace": opened}, into, bounds).digest
+        finally:
+            os.close(opened)
+    except (OSError, Unkept) as error:
+        raise ConfigInvalid(
+            f"the files of a baseline cannot be taken from {directory}: {error}; name a directory "
+            "that this worker can read"
+        ) from error
+    return digest, into.getvalue()
+
+
+class _Nowhere(BytesIO):
+    """Takes what is only to be digested."""
+
+    def write(self, content: object, /) -> int:
+        """Let go of it."""
+        return len(content)  # type: ignore[arg-type]
+
+
+def _found(recipe: Path) -> Path | None:
+    """Return the state that a recipe names, if both are there."""
+    try:
+        state = recipe.with_name(recipe.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        return None
+    return state if state.exists() else None
+
+
+def _name(recipe: Path, digest: str) -> None:
+    draft = recipe.with_name(f".{fresh_id('new_')}")
+    draft.write_text(digest, encoding="ascii")
+    draft.replace(recipe)
+
+
+@contextlib.asynccontextmanager
+async def _locked(path: Path) -> AsyncIterator[None]:
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
