@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from stoker.broker.base import (
+    Cancel,
+    CancelDisposition,
     CompleteDisposition,
     CompleteRequest,
     Enroll,
@@ -203,6 +205,19 @@ def test_i6_cancelling_what_is_parked_lets_nothing_else_in(engine: str, tmp_path
         assert ids(await h.lease()) == [act(0)]
 
     with_ledger(engine, tmp_path, scenario, LedgerLimits(outstanding_per_rollout_max=1))
+
+
+def test_i10_a_rollout_is_cancelled_whole_with_what_is_parked(engine: str, tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(*(action(n) for n in range(4)))
+        [done, _running] = await h.lease(slots=2)
+        await h.complete(done)
+        request = Cancel(run_id=h.run, fence=h.fence, rollout_ids=(action(0).rollout_id,))
+        ended = (await h.ledger.cancel(request)).dispositions
+        assert ended == {act(n): CancelDisposition.CANCELLED for n in (1, 2, 3)}
+        assert set(await h.completed()) == {act(n) for n in range(4)}
+
+    with_ledger(engine, tmp_path, scenario, LedgerLimits(queued_max=3))
 
 
 def test_a_lease_is_lost_a_leases_time_after_it_was_last_named(engine: str, tmp_path: Path) -> None:
