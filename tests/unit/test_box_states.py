@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.errors import ArtifactDamaged, BoxFailed
+from stoker.errors import ArtifactDamaged, BoxFailed, BranchUnavailable
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import CompletionStatus
-from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
+from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy, Isolation, Trust
 from stoker.model.faults import FaultSide
 from stoker.model.ids import EnvironmentId
 from stoker.model.tools import CheckpointRequest, OpenRequest, RunResult
@@ -34,6 +34,17 @@ def test_a_branch_begins_in_the_state_and_goes_its_own_way() -> None:
         assert (deeper.parent, deeper.generation) == (first.digest, 2)
         await box.destroy()
         assert (await second.box.read_file("a", bytes_max=9)).content == b"1"
+
+    asyncio.run(body())
+
+
+def test_a_backend_without_builds_refuses_them_and_makes_nothing() -> None:
+    async def body() -> None:
+        backend = MemoryBackend()
+        built = Baseline(name="repo", build=BaselineBuild(setup=("true",)))
+        with pytest.raises(BranchUnavailable, match="files or setup"):
+            await backend.create("box_one", built, TRUSTED)
+        assert not backend.boxes
 
     asyncio.run(body())
 

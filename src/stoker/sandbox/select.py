@@ -3,8 +3,8 @@
 Untrusted work on the host's kernel needs ``accept_shared_kernel``; a refusal names what is missing
 and how to get it. ``auto`` takes ``qemu`` first where its guests run by KVM; without it they are
 so slow that they are used only where they are asked for by name. Then it takes containers with a
-kernel of their own (gVisor) before namespaces, and those on the host's kernel after: they fence no better
-and start more slowly.
+kernel of their own (gVisor) before namespaces, and those on the host's kernel after: they fence no
+better and start more slowly.
 """
 
 from stoker.errors import IsolationUnavailable

@@ -28,7 +28,7 @@ from stoker.model.tools import (
     Verdict,
 )
 from stoker.model.value import canonical_bytes, content_digest
-from stoker.sandbox.base import Backend, Box, BoxOffer, BoxRun, Branch
+from stoker.sandbox.base import Backend, Box, BoxOffer, BoxRun, Branch, not_offered
 from stoker.seams.entropy import fresh_id
 
 Script = Callable[["MemoryBox", RunRequest], Awaitable[RunResult]]
@@ -266,6 +266,8 @@ class MemoryBackend:
 
     def make(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> MemoryBox:
         """Make a box, or fail as scripted."""
+        if baseline.build is not msgspec.UNSET:
+            raise not_offered("baselines with files or setup", "memory")
         if policy.trust is not Trust.TRUSTED:
             raise IsolationUnavailable(
                 "memory boxes isolate nothing and are for trusted work only; not made"

@@ -213,6 +213,8 @@ class QemuBackend:
         return self.host.tree.create(record.group, bounds)
 
     def _pinned(self, baseline: Baseline) -> Baseline:
+        if baseline.build is not msgspec.UNSET:  # an empty workspace would be another baseline
+            raise not_offered("baselines with files or setup", "qemu")
         digest = self.host.baseline_digest(baseline)
         if baseline.digest and baseline.digest != digest:
             raise IsolationUnavailable(
