@@ -185,7 +185,7 @@ class SandboxHost:
         for orphan in self.ledger.orphans(self.state_directory / "work"):
             await asyncio.to_thread(remove_tree, orphan)
         await asyncio.to_thread(self.ledger.forget_dead)
-        if self.root:
+        if self.root and self.tree is not None:  # else what bears a mark may be out of our sight
             await asyncio.to_thread(forget_dead, self._bears)
         if failed:
             raise BoxFailed(f"{len(failed)} abandoned boxes could not be removed: {failed[0]}")
@@ -193,8 +193,9 @@ class SandboxHost:
 
     def _bears(self, mark: str) -> bool:
         """Whether files or control groups of boxes bear this mark, alive or not."""
+        assert self.tree is not None
         folders = ROOT_WORK.glob(f"{mark}.*")
-        return any(folders) or bool(self.tree and self.tree.find(f"{_GROUP_PREFIX}.{mark}."))
+        return any(folders) or bool(self.tree.find(f"{_GROUP_PREFIX}.{mark}."))
 
     def leaked(self) -> int:
         """Return how many things of this state directory belong to no living box: 0 is right."""
