@@ -1,6 +1,7 @@
 """Rates of remote services on every engine: one bucket for all workers, lowered by refusals."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,6 +23,7 @@ from stoker.broker.base import (
 )
 from stoker.broker.limits import refuse_other
 from stoker.broker.memory import MemoryLedger
+from stoker.broker.postgres.wire import Answer
 from stoker.errors import ConfigInvalid
 from stoker.model.action import Effect
 from stoker.model.completion import Completion, CompletionStatus
@@ -180,6 +182,40 @@ def test_refused_to_the_end_is_a_fault_and_no_observation(engine: str, tmp_path:
     with_ledger(engine, tmp_path, scenario, LIMITS)
 
 
+def test_a_refusal_of_cancelled_work_lets_go_of_it(engine: str, tmp_path: Path) -> None:
+    """Otherwise its worker's hands would not be empty for a lease's time."""
+
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1), action(2))
+        [lease] = await h.lease(slots=1)
+        await h.start(lease)
+        await h.cancel(act(1))
+        assert await refuse(h, lease) is CompleteDisposition.STALE
+        told = [event.kind for event in await h.events() if event.action_id == act(1)]
+        assert told == [LedgerEventKind.COMPLETED, LedgerEventKind.RECLAIMED]
+        assert (await h.ledger.stats()).services["web"].lowered == 0
+
+    with_ledger(engine, tmp_path, scenario, LIMITS)
+
+
+def test_a_refusal_before_the_start_gives_back_no_earlier_attempt(
+    engine: str, tmp_path: Path
+) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(action(1, effect=Effect.PURE))
+        [lease] = await h.lease()
+        await h.start(lease)
+        await h.release(lease)
+        [lease] = await h.lease()
+        assert lease.attempt == 2
+        assert await refuse(h, lease) is CompleteDisposition.OK
+        await h.advance(3.0)
+        [lease] = await h.lease()
+        assert lease.attempt == 2
+
+    with_ledger(engine, tmp_path, scenario, LIMITS)
+
+
 def test_without_a_service_a_refusal_is_what_the_tool_said(engine: str, tmp_path: Path) -> None:
     async def scenario(h: Harness) -> None:
         await h.submit(action(1))
@@ -207,6 +243,60 @@ def test_two_gateways_share_a_bucket(tmp_path: Path) -> None:
             assert len(await second.lease(slots=9)) == 1
         finally:
             await second._close()
+
+    with_ledger("postgres", tmp_path, scenario, LIMITS)
+
+
+def test_buckets_are_locked_after_partitions(tmp_path: Path) -> None:
+    """The other way round two gateways would wait for each other until the server ends one."""
+
+    async def scenario(h: Harness) -> None:
+        await h.submit(*(action(n) for n in range(9)))
+        [lease] = await h.lease(slots=1)
+        await h.start(lease)
+        service = h.service
+        assert service is not None
+        sent: list[str] = []
+        names = {text: name for name, text in service.store._sql.items()}
+        send = service.store._wire.send
+
+        def record(statement: str, parameters: Sequence[object] = ()) -> Answer:
+            sent.append(names.get(statement, statement))
+            return send(statement, parameters)
+
+        service.store._wire.send = record  # type: ignore[method-assign]
+        done = CompleteRequest(
+            worker_id=WORKER,
+            completions=(
+                Completion(action_id=act(0), fence=lease.fence, status=CompletionStatus.OK),
+            ),
+        )
+        poll = LeaseRequest(worker_id=WORKER, slots={"fast": 1})
+        now = h.clock.now()
+        service.begin([done, poll], now)
+        service.handle(done, now)
+        service.settle(now)
+        service.expect([poll])
+        service.handle(poll, now)
+        service.commit()
+        assert sent.index("lock_partitions") < sent.index("lock_buckets")
+        assert sent.count("lock_partitions") == 1
+
+    with_ledger("postgres", tmp_path, scenario, LIMITS)
+
+
+def test_a_clock_that_is_set_back_shuts_no_service_for_good(tmp_path: Path) -> None:
+    """Gateways count on the server's wall clock."""
+
+    async def scenario(h: Harness) -> None:
+        await h.submit(*(action(n) for n in range(9)))
+        assert len(await h.lease()) == 3
+        h.clock.boot -= 3600.0
+        assert await h.lease() == []
+        await h.advance(rates.WAIT_SECONDS_MAX - 1.0)
+        assert await h.lease() == [], "an unknown time has passed: rather too long than too short"
+        await h.advance(2.0)
+        assert len(await h.lease()) == 1
 
     with_ledger("postgres", tmp_path, scenario, LIMITS)
 

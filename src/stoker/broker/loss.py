@@ -47,14 +47,17 @@ def turned_away(row: Row, result: Completion, service: str) -> tuple[CompleteDis
     It goes back into the queue, its attempt unspent, as long as it may be handed out again. An
     external action does not: its tool may have done something before that request. Neither is an
     observation, since the service's state is no answer to what the program did. A refusal under an
-    old fence changes nothing.
+    old fence changes nothing, but that a worker which says so has let go.
     """
+    if result.fence and result.fence == row.reclaim_fence:
+        return CompleteDisposition.STALE, reclaimed(row, "its worker reported a refusal")
     if not row.fence or row.fence != result.fence:
         known = result.fence in (*row.lost_fences, row.settled_fence)
         ended = CompleteDisposition.ALREADY if known else CompleteDisposition.STALE
         return ended, Decision(row)
     what = f"the service {service} said: too many requests"
-    noted = replace(row, causes=(*row.causes, cause(row, what)), attempts=max(0, row.attempts - 1))
+    unspent = row.attempts - (row.state is ActionState.STARTED)
+    noted = replace(row, causes=(*row.causes, cause(row, what)), attempts=unspent)
     if row.action.effect is not Effect.EXTERNAL and deliverable(row):
         return CompleteDisposition.OK, _back(noted)
     fault = ServiceBusy(

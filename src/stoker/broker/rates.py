@@ -61,8 +61,11 @@ def moved(bucket: Bucket, limit: ServiceRate, now: float) -> Bucket:
     """Return the bucket at ``now``, or as it is while nothing may be handed out."""
     rate, tokens = min(bucket.rate, limit.rate), min(bucket.tokens, limit.burst)
     span = now - bucket.at
+    if span < -WAIT_SECONDS_MAX:  # no wait is so long: the clock was set back
+        at, lowered_at = now + WAIT_SECONDS_MAX, min(bucket.lowered_at, now)
+        return replace(bucket, at=at, rate=rate, tokens=tokens, lowered_at=lowered_at)
     if span <= 0:
-        return replace(bucket, at=min(bucket.at, now + WAIT_SECONDS_MAX), rate=rate, tokens=tokens)
+        return replace(bucket, rate=rate, tokens=tokens)
     rise = limit.rate / RECOVERY_SECONDS
     ramp = min(span, (limit.rate - rate) / rise)
     gained = rate * ramp + rise * ramp * ramp / 2 + limit.rate * (span - ramp)

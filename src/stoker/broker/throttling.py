@@ -6,7 +6,7 @@ which the ledger wakes by itself.
 """
 
 from stoker.broker.books import Books
-from stoker.broker.rates import due, full, lowered, room, taken
+from stoker.broker.rates import due, full, lowered, moved, room, taken
 from stoker.broker.rows import Row
 from stoker.model.completion import Completion
 from stoker.seams.clock import Instant
@@ -23,7 +23,10 @@ def tokens(books: Books, worker_class: str, now: Instant) -> int:
     if service is None:
         return UNBOUNDED
     limit = books.limits.services[service]
-    bucket = books.bucket(service) or full(limit, now.boot)
+    known = books.bucket(service) or full(limit, now.boot)
+    bucket = moved(known, limit, now.boot)
+    if bucket.at < known.at:  # the clock was set back: without a note its wait would never end
+        books.put_bucket(service, bucket)
     count = room(bucket, limit, now.boot)
     if count <= 0:
         at = max(due(bucket, limit, now.boot), now.boot + WAKE_SECONDS_MIN)

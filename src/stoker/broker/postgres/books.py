@@ -93,8 +93,12 @@ class GroupBooks(Books):
         super().__init__(store, limits, meta, now)
 
     def bucket(self, service: str) -> Bucket | None:
-        """Return a service's bucket; all of them are locked at once, so that no order can clash."""
+        """Return a service's bucket; all of them are locked at once, so that no order can clash.
+
+        What this group has to tell is written first: buckets come after partitions.
+        """
         if not self._buckets_locked:
+            self.flush()
             self._buckets_locked = True
             names = _texts(self.limits.services)
             found = self.store.all("lock_buckets", names)
