@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from stoker.errors import IsolationUnavailable, ToolRefused
-from stoker.model.execution import ExecutionPolicy, Isolation, Rung
+from stoker.model.execution import ExecutionPolicy, Isolation, Mount, Rung
 from stoker.model.tools import RunRequest, RunResult
 from stoker.sandbox import container, oci_runtimes, user_namespace
 from stoker.sandbox.base import BoxOffer, BoxRun
@@ -173,6 +173,31 @@ def test_a22_a_runtime_whose_container_does_not_hold_is_not_offered(
     offer = sandbox.run(body)
     assert not offer.available
     assert "further user namespaces can be made" in offer.missing
+
+
+@sandbox.needs_root
+@pytest.mark.root
+def test_a22_crun_takes_no_mounts_where_it_would_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runtime = Runtime(rung=Rung.CRUN, path="/usr/bin/crun", options=())
+    mount = Mount(source="/usr/share", target="/data")
+    policy = ExecutionPolicy(accept_shared_kernel=True, mounts=(mount,))
+
+    async def body() -> None:
+        async with SandboxHost.open(tmp_path) as host:
+            backend = ContainerBackend(host, runtime)
+            for both in (False, True):
+                monkeypatch.setattr(os.path, "ismount", lambda _, both=both: both)
+                if not both:
+                    backend.check(policy)
+                    continue
+                with pytest.raises(IsolationUnavailable, match="both versions"):
+                    backend.check(policy)
+                backend.check(ACCEPTED)
+            monkeypatch.undo()
+
+    sandbox.run(body)
 
 
 def test_a22_a_host_without_a_runtime_says_what_is_missing(

@@ -342,6 +342,8 @@ def test_a22_a_pinned_baseline_of_another_host_is_refused(tmp_path: Path) -> Non
 def test_a_mount_is_read_only_unless_said_and_never_holds_a_socket(
     tmp_path: Path, rung: Rung
 ) -> None:
+    if rung is Rung.CRUN and os.path.ismount("/sys/fs/cgroup/unified"):
+        pytest.skip("crun takes no mounts on a host with both versions of control groups: use runc")
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o777)

@@ -14,8 +14,8 @@ import itertools
 import os
 from pathlib import Path
 
-from stoker.errors import BoxFailed
-from stoker.model.execution import Isolation, Mount, Rung
+from stoker.errors import BoxFailed, IsolationUnavailable
+from stoker.model.execution import ExecutionPolicy, Isolation, Mount, Rung
 from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, oci_runtimes, reporter, seccomp, user_namespace
 from stoker.sandbox.base import BoxOffer
@@ -39,6 +39,8 @@ _ELSEWHERE = 'cd -- "$0" || exit 127; exec "$@"'
 _CGROUPS = ("/sys/fs/cgroup/devices", "/sys/fs/cgroup")
 """A runtime looks for control groups before it does without; on a host with both versions one
 hierarchy of the older is all it should see."""
+
+_BOTH_VERSIONS = "/sys/fs/cgroup/unified"
 
 
 class ContainerBox(LocalBox):
@@ -134,6 +136,16 @@ class ContainerBackend(FencedBackend):
                 self, Isolation.CONTAINER, missing, remedy, namespace_strengths(self.parts)
             )
         return self._offer
+
+    def check(self, policy: ExecutionPolicy) -> None:
+        """Refuse what was not agreed to, cannot be mounted or cannot be started."""
+        super().check(policy)
+        crun = self.runtime is not None and self.runtime.rung is Rung.CRUN
+        if crun and policy.mounts and os.path.ismount(_BOTH_VERSIONS):
+            raise IsolationUnavailable(
+                "crun refuses hosts with both versions of control groups, and one cannot be hidden "
+                'from it where a policy has mounts; use isolation = "namespace"'
+            )
 
     def _needs(self) -> tuple[str, str]:
         if self.runtime is None:
