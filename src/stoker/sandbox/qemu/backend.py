@@ -70,7 +70,7 @@ class QemuBackend:
                     rung=self.rung,
                     available=not missing,
                     shared_kernel=False,
-                    strengths=_strengths(),
+                    strengths=() if missing else _strengths(),
                     missing=missing,
                     remedy=remedy,
                 )
