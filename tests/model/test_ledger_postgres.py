@@ -23,6 +23,7 @@ from stoker.broker.base import (
     HoldReply,
     HoldVerdict,
     LeaseRequest,
+    LedgerEventKind,
     LedgerLimits,
     StartRequest,
 )
@@ -219,6 +220,25 @@ def test_dead_incarnations_are_forgotten_a_day_later(
         keeper.commit()
         found.append(known_workers(keeper))
     assert found == [{WORKER}, set()]
+
+
+def test_a_clock_that_is_set_back_keeps_no_dead_worker_alive(
+    pair: tuple[GatewayService, GatewayService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, _ = pair
+    fence, _ = begun(pair)
+    monkeypatch.setattr(CLOCK, "boot", CLOCK.boot - 3600.0)
+    first.forgive(CLOCK.now())  # as its loop does when it sees the jump
+    lease_seconds = LedgerLimits().lease_seconds
+    ends = CLOCK.boot + 2 * lease_seconds + 2 * TICK_SECONDS
+    told: list[Any] = []
+    while not told and CLOCK.boot < ends:
+        monkeypatch.setattr(CLOCK, "boot", CLOCK.boot + TICK_SECONDS)
+        first.begin((), CLOCK.now())
+        first.settle(CLOCK.now())
+        first.commit()
+        told = ask(first, EventsRequest(run_id=RUN, fence=fence)).events
+    assert [one.kind for one in told] == [LedgerEventKind.REQUEUED] * 2
 
 
 def known_workers(gateway: GatewayService) -> set[str]:

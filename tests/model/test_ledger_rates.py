@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import psycopg
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,14 +22,18 @@ from stoker.broker.base import (
     LedgerLimits,
     ServiceRate,
 )
+from stoker.broker.copying import mark
 from stoker.broker.limits import refuse_other
 from stoker.broker.memory import MemoryLedger
 from stoker.broker.postgres.wire import Answer
+from stoker.broker.service import LedgerService
+from stoker.broker.store_sqlite import SqliteStore
 from stoker.errors import ConfigInvalid
 from stoker.model.action import Effect
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import WorkerId
 from support.ledger import ENGINES, WORKER, Harness, act, action, with_ledger
+from support.postgres import server
 
 LIMIT = ServiceRate(rate=1.0, burst=3)
 LIMITS = LedgerLimits(services={"web": LIMIT}, class_services={"fast": "web", "slow": "web"})
@@ -283,6 +288,44 @@ def test_buckets_are_locked_after_partitions(tmp_path: Path) -> None:
         assert sent.count("lock_partitions") == 1
 
     with_ledger("postgres", tmp_path, scenario, LIMITS)
+
+
+def test_after_a_crash_of_the_server_buckets_are_empty(tmp_path: Path) -> None:
+    """It may have taken back leases, and what they took, with commits that it had not flushed."""
+
+    async def scenario(h: Harness) -> None:
+        await h.submit(*(action(n) for n in range(9)))
+        assert len(await h.lease(slots=1)) == 1
+        with psycopg.connect(server().url().reveal(), autocommit=True) as db:
+            db.execute(f'TRUNCATE "{h.schema}".opened, "{h.schema}".heartbeat'.encode())
+        await h.crash()
+        assert await h.lease() == []
+        await h.advance(1.0)
+        assert len(await h.lease()) == 1
+        await h.crash()
+        await h.advance(2.0)
+        assert len(await h.lease()) == 2, "a gateway's own death takes nothing back"
+
+    with_ledger("postgres", tmp_path, scenario, LIMITS)
+
+
+def test_a_restored_copy_hands_out_no_second_burst(tmp_path: Path) -> None:
+    async def scenario(h: Harness) -> None:
+        await h.submit(*(action(n) for n in range(9)))
+        assert len(await h.lease(slots=1)) == 1
+        store = h.store
+        assert store is not None
+        copy = tmp_path / "copy.db"
+        while store.copy_to(str(copy), 1000)[0]:
+            pass
+        assert len(await h.lease()) == 2
+        mark(copy)
+        service = LedgerService(SqliteStore(copy), LIMITS, Durability.POWER_SAFE)
+        service.open(h.clock.now(), boot_id="memory", lineage="lin_copy")
+        assert service._books.meta.buckets["web"].tokens == 0.0
+        service.close()
+
+    with_ledger("sqlite", tmp_path, scenario, LIMITS)
 
 
 def test_a_clock_that_is_set_back_shuts_no_service_for_good(tmp_path: Path) -> None:

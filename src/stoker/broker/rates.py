@@ -57,6 +57,11 @@ def reopened(bucket: Bucket, now: float) -> Bucket:
     return replace(bucket, at=now, tokens=0.0, lowered_at=0.0)
 
 
+def emptied(bucket: Bucket, now: float) -> Bucket:
+    """Return the bucket where it is not known what was handed out last."""
+    return replace(bucket, at=max(bucket.at, now), tokens=0.0)
+
+
 def moved(bucket: Bucket, limit: ServiceRate, now: float) -> Bucket:
     """Return the bucket at ``now``, or as it is while nothing may be handed out."""
     rate, tokens = min(bucket.rate, limit.rate), min(bucket.tokens, limit.burst)

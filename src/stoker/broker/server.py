@@ -140,10 +140,14 @@ class Server:
         return max(least, min(moments)) if moments else None
 
     def _forgive_own_sleep(self, before: Instant, after: Instant, timeout: float | None) -> None:
-        """A ledger that was itself stopped must not take its own silence for its workers'."""
-        lease_seconds = self._exchange.service.limits.lease_seconds
-        if timeout is not None and after.boot - before.boot - timeout > lease_seconds / 3:
-            _log.warning("this ledger was stopped for %.1f s", after.boot - before.boot)
+        """A ledger that was itself stopped must not take its own silence for its workers'.
+
+        Nor may a clock that was set back (a database server's may be) make the dead look alive.
+        """
+        much = self._exchange.service.limits.lease_seconds / 3
+        passed = after.boot - before.boot
+        if passed < -much or (timeout is not None and passed - timeout > much):
+            _log.warning("this ledger was stopped, or its clock set, by %.1f s", passed)
             self._exchange.service.forgive(after)
 
     # --- reading

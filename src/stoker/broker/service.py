@@ -69,7 +69,7 @@ from stoker.broker.operating import (
     OperatorReply,
     SettleDead,
 )
-from stoker.broker.rates import reopened
+from stoker.broker.rates import emptied, reopened
 from stoker.broker.store import Meta, Store
 from stoker.errors import LedgerRefused
 from stoker.model.ids import Fence
@@ -154,6 +154,8 @@ class LedgerService:
         if found is not None and found.boot_id != boot_id:
             self._store.rebase(now)
             meta.buckets = {name: reopened(b, now.boot) for name, b in meta.buckets.items()}
+        elif meta.copied:
+            meta.buckets = {name: emptied(b, now.boot) for name, b in meta.buckets.items()}
         if found is not None:
             self._store.defer(now.boot + self.limits.lease_seconds)
             self._grace_until = now.boot + self.limits.grace_seconds

@@ -105,7 +105,7 @@ class GroupBooks(Books):
             if len(found) < len(self.limits.services):
                 self.store.run("add_buckets", (names,))
                 found = self.store.all("lock_buckets", names)
-            self.meta.buckets = _as_buckets(found)
+            self.meta.buckets = read_buckets(found)
         return super().bucket(service)
 
     def put_bucket(self, service: str, bucket: Bucket) -> None:
@@ -116,7 +116,7 @@ class GroupBooks(Books):
     def buckets(self) -> dict[str, Bucket]:
         """Return every bucket there is, without a lock."""
         if not self._buckets_locked:
-            self.meta.buckets = _as_buckets(self.store.all("buckets"))
+            self.meta.buckets = read_buckets(self.store.all("buckets"))
         return self.meta.buckets
 
     def _load(self, seen: float) -> None:  # noqa: ARG002 - Books gives it
@@ -435,7 +435,8 @@ class GroupBooks(Books):
         self.store.commits, self.store.syncs = found.get("commits", 0), found.get("syncs", 0)
 
 
-def _as_buckets(found: Result) -> dict[str, Bucket]:
+def read_buckets(found: Result) -> dict[str, Bucket]:
+    """Return the buckets that were ever used."""
     return {name: _decode_bucket(state) for name, state in found if state is not None}
 
 

@@ -30,15 +30,17 @@ from stoker.broker.base import (
 from stoker.broker.claims import CLAIM_SECONDS, sharing
 from stoker.broker.dead_letters import settle_dead
 from stoker.broker.operating import SettledDead, SettleDead
-from stoker.broker.postgres.books import GROUP_MAX, GroupBooks, ahead
+from stoker.broker.postgres.books import GROUP_MAX, GroupBooks, ahead, read_buckets
 from stoker.broker.postgres.known import Trusted
 from stoker.broker.postgres.needs import Needs
 from stoker.broker.postgres.store import PostgresStore
 from stoker.broker.postgres.sweeper import SWEEP_ROWS
 from stoker.broker.postgres.time import TICK_SECONDS, KeptTime, ServerClock
 from stoker.broker.postgres.wire import Result
+from stoker.broker.rates import emptied
 from stoker.broker.service import LedgerService, epochs_passed
 from stoker.broker.store import Meta
+from stoker.broker.store_sqlite_rows import encode
 from stoker.broker.worker_verbs import refuse_ended
 from stoker.errors import LedgerUnavailable
 from stoker.model.ids import ActionId, RunId, WorkerId
@@ -107,6 +109,9 @@ class GatewayService(LedgerService):
             self.limits = msgspec.msgpack.decode(limits, type=LedgerLimits)
         [(opened,)] = store.all("opened")
         epoch += epochs_passed(lineage) if uncertain else not opened
+        if uncertain or not opened:  # the last leases may be gone, and their tokens with them
+            for name, bucket in read_buckets(store.all("buckets")).items():
+                store.run("put_bucket", (encode(emptied(bucket, now.boot)), name))
         replicated = self.durability is Durability.REPLICATED and (replicated or not others)
         self._meta = Meta(lineage=known_lineage, epoch=epoch)
         store.epoch = epoch
@@ -197,6 +202,9 @@ class GatewayService(LedgerService):
         """Open a group: lock and read what its requests name."""
         assert now is not None, "a gateway's group has a time"
         needs = Needs(requests)
+        # Further away than it ever is: the server's clock was set back.
+        self._next_tick = min(self._next_tick, now.boot + TICK_SECONDS)
+        self._grace_until = min(self._grace_until, now.boot + self.limits.grace_seconds)
         self._serial = self._serial or needs.submits > GROUP_MAX
         while True:
             trusted = self._store.trust(needs)

@@ -67,7 +67,7 @@ UPDATE heartbeat h SET beat = v.beat, missing = v.missing, lost = v.lost
 FROM unnest(%s::text[], %s::float8[], %s::bytea[], %s::bigint[]) v (worker_id, beat, missing, lost)
 WHERE h.worker_id = v.worker_id;
 -- name: forgive
-UPDATE heartbeat SET seen = %s WHERE lost = 0 AND seen < %s;
+UPDATE heartbeat SET seen = %s WHERE lost = 0 AND seen <> %s;
 -- name: expect_enrolled
 INSERT INTO heartbeat SELECT worker_id, %s::float8, 0, NULL, ended FROM worker
 ON CONFLICT (worker_id) DO NOTHING;

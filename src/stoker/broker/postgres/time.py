@@ -78,7 +78,8 @@ class KeptTime(Expiry):
         missing: dict[ActionId, float] = {}
         for action_id, fence, reclaim_fence, handed in found:
             if named.get(action_id) != (fence or reclaim_fence):
-                missing[action_id] = record.missing.get(action_id, max(handed, record.beat))
+                since = record.missing.get(action_id, max(handed, record.beat))
+                missing[action_id] = min(since, now.boot)  # the clock may have been set back
         patience = self._rows.limits.lease_seconds
         if now.boot >= self._calm_until:
             overdue = [i for i, since in missing.items() if now.boot - since >= patience]
