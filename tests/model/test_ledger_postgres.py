@@ -37,7 +37,7 @@ from stoker.broker.postgres.sweeper import Sweeper
 from stoker.broker.postgres.time import FORGET_SECONDS, TICK_SECONDS
 from stoker.broker.rows import ParkedOn
 from stoker.broker.store import Head, StorageConflict
-from stoker.errors import ConfigInvalid
+from stoker.errors import ConfigInvalid, LedgerUnavailable
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import ActionId, Fence, RolloutId, RunId
 from support.ledger import ROLLOUT, RUN, WORKER, ManualClock, action, gateway_service, held
@@ -190,6 +190,24 @@ def test_a_schema_of_a_newer_stoker_is_refused_and_untouched(schema: str) -> Non
         db.execute("INSERT INTO schema_version VALUES (99)")
         with pytest.raises(ConfigInvalid, match="has version 99, this Stoker knows"):
             migrate(db, schema)
+
+
+def test_a_schema_is_not_changed_under_a_gateway_that_knows_the_older_one(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would go on without what the newer one looks for: its actions would never be found."""
+    older = gateway_service(schema, LedgerLimits())
+    older.open(CLOCK.now(), boot_id="", lineage="lin_test")
+    steps = connection._migrations()
+    newer = [*steps, b"CREATE TABLE looked_for (place bigint)"]
+    monkeypatch.setattr(connection, "_migrations", lambda: newer)
+    with connect(server().url(), schema) as db:
+        with pytest.raises(LedgerUnavailable, match=f"has version {len(steps)} and needs version"):
+            migrate(db, schema)
+        assert ask(older, Attach(run_id=RUN, incarnation="c")).fence
+        older.close()
+        migrate(db, schema)
+        assert db.execute("SELECT max(number) FROM schema_version").fetchone() == (len(newer),)
 
 
 def test_two_processes_that_migrate_at_once_make_one_schema(schema: str) -> None:

@@ -17,6 +17,8 @@ from stoker.errors import ConfigInvalid, LedgerUnavailable
 
 SERVER_VERSION_MIN = 150_000
 _MIGRATIONS_LOCK = 3
+_SERVING_LOCK = 4
+"""Shared by every connection that counts on the schema as it is, until it ends."""
 _SESSION = {
     "application_name": "stoker-gateway",
     "enable_seqscan": "off",  # tables start empty and grow; a plan made for an empty one stays
@@ -92,14 +94,18 @@ def _without(url: Secret, error: Exception) -> str:
 
 
 def migrate(db: Db, schema: str) -> None:
-    """Bring the schema to this version, one migration after another, each in a transaction.
+    """Bring the schema to this version, one migration after another, all in one transaction.
+
+    It stays as it is while ``db`` lives: an older gateway would go on writing what it knows, and
+    leave out what a newer one looks for.
 
     Raises:
         ConfigInvalid: a newer version of Stoker made the schema.
+        LedgerUnavailable: an older one is at work in it.
     """
-    known = _migrations()
+    known, key = _migrations(), ledger_key(schema)
     with db.transaction():
-        db.execute("SELECT pg_advisory_xact_lock(%s, %s)", (ledger_key(schema), _MIGRATIONS_LOCK))
+        db.execute("SELECT pg_advisory_xact_lock(%s, %s)", (key, _MIGRATIONS_LOCK))
         found = db.execute(
             "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %s", (schema,)
         ).fetchone()
@@ -113,9 +119,16 @@ def migrate(db: Db, schema: str) -> None:
                 f"the ledger in schema {schema!r} has version {done}, this Stoker knows "
                 f"{len(known)}; nothing was changed; use the newer Stoker that made it"
             )
+        tried = "SELECT pg_try_advisory_xact_lock(%s, %s)"
+        if 0 < done < len(known) and not db.execute(tried, (key, _SERVING_LOCK)).fetchall()[0][0]:
+            raise LedgerUnavailable(
+                f"a gateway of an older Stoker serves the ledger in schema {schema!r}, which has "
+                f"version {done} and needs version {len(known)}; nothing was changed; end it first"
+            )
         for number, script in enumerate(known[done:], start=done + 1):
             db.execute(script)
             db.execute("INSERT INTO schema_version VALUES (%s)", (number,))
+        db.execute("SELECT pg_advisory_lock_shared(%s, %s)", (key, _SERVING_LOCK))
 
 
 def _migrations() -> list[bytes]:
