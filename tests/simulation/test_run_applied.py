@@ -8,6 +8,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from stoker.broker.base import LedgerEventKind
@@ -31,6 +32,7 @@ from stoker.model.events import (
 from stoker.model.ids import CallPath, Fence
 from stoker.model.ids import action_id as make_id
 from stoker.model.outcome import Outcome, OutcomeKind
+from stoker.model.tools import OpenRequest
 from stoker.rollout.arguments import OnTimeout
 from stoker.rollout.messages import ProgramOutcome, RecordedTurn, Turn
 from support.flows import Told
@@ -40,10 +42,12 @@ from support.lives import (
     GONE,
     LOST,
     OK,
+    SAVED,
     SECOND,
     TIMED_OUT,
     Life,
     call,
+    checkpoint,
     generate,
     opening,
     read,
@@ -102,6 +106,62 @@ def test_a_rollout_is_read_back_after_its_environment_was_rebuilt(life: Life) ->
     assert lost in life.parts.acknowledged
     life.turn(run("3"))
     assert (life.action("3").holder, life.action("3").generation) == (SECOND, 1)
+
+
+def test_what_had_ended_in_a_lost_box_is_rebuilt_though_its_program_does_not_know(
+    life: Life,
+) -> None:
+    life.turn(opening("0"))
+    life.ended("0")
+    life.turn(run("1"), run("2"), run("3"))
+    life.told("1")  # in the program now
+    life.told("2")  # waits
+    life.told("3", fault=LOST)
+    for path in ("0~g1", "1~g1", "2~g1"):
+        life.told(path, worker=SECOND)
+    assert life.action("3~g1").holder == SECOND
+    life.turn()
+    life.turn()
+    assert [step.path for step in life.rollout.environments[CallPath("0")].log] == ["1", "2"]
+
+
+def test_what_ended_and_must_not_run_again_bars_a_rebuild_though_its_program_does_not_know(
+    life: Life,
+) -> None:
+    life.turn(opening("0"))
+    life.ended("0")
+    life.turn(run("1", replayable=False), run("2"))
+    life.told("1")
+    life.told("2", fault=LOST)
+    assert life.rollout.environments[CallPath("0")].lost
+    life.turn()
+    life.turn()
+    assert [event.fault and event.fault.code for event in life.of(Delivered)] == [
+        None,
+        None,
+        LOST.code,
+    ]
+
+
+def test_a_rebuild_begins_at_a_checkpoint_its_program_does_not_know_yet(life: Life) -> None:
+    life.turn(opening("0"))
+    life.ended("0")
+    life.turn(run("1", replayable=False), checkpoint("2"), run("3"), run("4"))
+    life.told("1")
+    life.told("2", value=SAVED)
+    life.told("3")
+    life.told("4", fault=LOST)
+    opened = life.action("0~g1").input
+    request = msgspec.msgpack.decode(life.parts.artifacts.get(opened), type=OpenRequest)
+    assert request.checkpoint == SAVED
+    life.told("0~g1", worker=SECOND)
+    life.told("3~g1", worker=SECOND)
+    assert life.action("4~g1").holder == SECOND
+    for _ in range(3):
+        life.turn()
+    environment = life.rollout.environments[CallPath("0")]
+    assert [step.path for step in environment.log] == ["3"]
+    assert (environment.saved, environment.replayable) == (SAVED, True)
 
 
 def test_results_wait_for_the_turn_and_are_delivered_one_by_one(life: Life) -> None:

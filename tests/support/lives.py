@@ -28,6 +28,7 @@ from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import BoxFailed, EnvironmentLost, WorkerLost
 from stoker.model.action import Action, ActionState, Effect
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Completion, CompletionStatus, EnvironmentState, Timings
 from stoker.model.events import (
     JournalEvent,
@@ -36,7 +37,7 @@ from stoker.model.events import (
 )
 from stoker.model.generation import GenerateArguments, Message, Role
 from stoker.model.ids import ActionId, CallPath, Fence, WorkerId
-from stoker.model.tools import CallRequest, ReadRequest, RunRequest
+from stoker.model.tools import CallRequest, CheckpointRequest, ReadRequest, RunRequest
 from stoker.model.value import canonical_bytes, inline_value
 from stoker.rollout.arguments import (
     BoxArguments,
@@ -52,6 +53,7 @@ FIRST, SECOND = WorkerId("wrk_first"), WorkerId("wrk_second")
 LOST = EnvironmentLost("its worker is gone").record()
 GONE = WorkerLost("it is out of contact").record()
 BROKE = BoxFailed("no program could begin").record()
+SAVED = Checkpoint(digest="d" * 64, parent="p" * 64, generation=0)
 OK, TIMED_OUT = CompletionStatus.OK, CompletionStatus.TIMED_OUT
 
 
@@ -85,6 +87,15 @@ def read(path: str) -> HostCall:
         timeout_seconds=None,
     )
     return host_call(path, Verb.READ, arguments)
+
+
+def checkpoint(path: str) -> HostCall:
+    arguments = BoxArguments(
+        environment=CallPath("0"),
+        request=canonical_bytes(CheckpointRequest()),
+        timeout_seconds=None,
+    )
+    return host_call(path, Verb.CHECKPOINT, arguments)
 
 
 def call(path: str, late: OnTimeout = OnTimeout()) -> HostCall:  # noqa: B008 - immutable
@@ -140,6 +151,7 @@ class Life:
         action = self.action(path)
         fault, status = how.pop("fault", None), how.pop("status", OK)
         lost = fault is not None and fault.code == LOST.code
+        value = how.pop("value", None)
         held = action.tool == "environment.open" or action.environment_id is not None
         standing = EnvironmentState.CLEAN if held else EnvironmentState.NONE
         completion = Completion(
@@ -149,6 +161,7 @@ class Life:
             attempt=how.pop("attempt", 1),
             worker_id=how.pop("worker", FIRST),
             fault=fault,
+            observation=None if value is None else inline_value(msgspec.msgpack.encode(value)),
             environment=EnvironmentState.LOST if lost else standing,
             timings=Timings(queue_seconds=0.25, run_seconds=0.5),
         )
@@ -288,7 +301,7 @@ def held(rollout: ActiveRollout, given_up: set[CallPath]) -> dict[str, Any]:
             for path, one in rollout.calls.items()
         },
         "environments": {
-            path: (one.environment_id, one.generation, one.holder, one.replayable,
+            path: (one.environment_id, one.generation, one.holder, one.replayable, one.saved,
                    [(step.path, step.status) for step in one.log])
             for path, one in rollout.environments.items()
             if path not in given_up

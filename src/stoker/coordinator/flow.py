@@ -8,11 +8,12 @@ append is queued; actions reach workers only after it is committed (I13).
 import msgspec
 
 from stoker.broker.base import Append
-from stoker.coordinator.actions import CHANGING_VERBS, TOOLS, environment_path, parked
+from stoker.coordinator.actions import TOOLS, parked
 from stoker.coordinator.calls import Call
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.flow_parts import FlowOwner, FlowParts
 from stoker.coordinator.hosts import HostPool
+from stoker.coordinator.noting import note
 from stoker.coordinator.outcomes import outcome_of
 from stoker.coordinator.results import taints
 from stoker.coordinator.rollouts import ActiveRollout, Result
@@ -247,15 +248,7 @@ class Flow:
         rollout.count(completion)
         if call.verb is Verb.ENVIRONMENT and result.fault is None:
             rollout.environments[call.path].holder = completion.worker_id
-        path = environment_path(call)
-        if path is not None and call.verb is Verb.CHECKPOINT and result.value is not None:
-            rollout.environments[path].keep(self.parts.artifacts.get(result.value))
-        gone = not completion.attempt or completion.box_gone
-        if path is None or gone or call.verb not in CHANGING_VERBS:
-            return False
-        call.status = completion.status
-        rollout.environments[path].ran(call)
-        return True
+        return note(rollout, call, result, self.parts.artifacts)
 
     def _issue(
         self, rollout: ActiveRollout, turn: Turn

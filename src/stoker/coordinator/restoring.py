@@ -11,6 +11,7 @@ from collections.abc import Callable
 from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import Environment, Restoration
 from stoker.coordinator.flow import Flow
+from stoker.coordinator.noting import note_waiting
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import EnvironmentLost
 from stoker.model.action import Action
@@ -42,6 +43,7 @@ class Restorer:
             call.spent.append(call.action_id)
             self._flow.submit(rollout, [self._in_this_life(rollout, environment, call)])
             return True
+        note_waiting(rollout, self._flow.parts.artifacts)
         if not environment.restorable():
             environment.lost = True
             return False

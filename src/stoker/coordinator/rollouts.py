@@ -33,6 +33,8 @@ class Result:
     latency_seconds: float = 0.0
     at: float = 0.0
     """Wall time at which it was delivered; the program's ``now``."""
+    noted: bool = False
+    """What it did to its environment is known there."""
     truncates: str = ""
     """Set: the rollout ends truncated for this reason instead of seeing the result."""
 
