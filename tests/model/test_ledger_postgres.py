@@ -1,5 +1,6 @@
 """What only an engine of several gateways can get wrong, and what its server must be."""
 
+import asyncio
 import select
 from collections.abc import Iterator
 from threading import Thread
@@ -29,7 +30,8 @@ from stoker.broker.base import (
 )
 from stoker.broker.core import accepted
 from stoker.broker.counts import Counts
-from stoker.broker.postgres import connection, known, promises, service
+from stoker.broker.memory import MemoryLedger
+from stoker.broker.postgres import books, connection, known, promises, service
 from stoker.broker.postgres.connection import connect, migrate
 from stoker.broker.postgres.known import Known
 from stoker.broker.postgres.service import GatewayService
@@ -145,6 +147,44 @@ def test_two_gateways_never_give_one_action_twice(
     given = [lease.action.action_id for lease in (*mine.leases, *theirs.leases)]
     assert len(given) == len(set(given)) == 8
     assert len({lease.fence for lease in (*mine.leases, *theirs.leases)}) == 8
+
+
+def test_polls_that_a_full_group_left_out_are_asked_in_the_next(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside other gateways a group gives a bounded number of leases, so that caps hold."""
+    monkeypatch.setattr(books, "GROUP_MAX", 2)
+    beside = gateway_service(schema, LedgerLimits())
+    beside.open(CLOCK.now(), boot_id="", lineage="lin_test")
+
+    gateway = gateway_service(schema, LedgerLimits())
+
+    async def scenario() -> None:
+        ledger = MemoryLedger(None, CLOCK, service=gateway)
+        fence = (await ledger.attach(Attach(run_id=RUN, incarnation="c"))).fence
+        names = [type(WORKER)(f"wrk_{n}") for n in range(3)]
+        for name in names:
+            await ledger.enroll(Enroll(worker_id=name, name=name, slots={"fast": 1}))
+        polls = [
+            asyncio.create_task(
+                ledger.lease(LeaseRequest(worker_id=name, slots={"fast": 1}, wait_seconds=50.0))
+            )
+            for name in names
+        ]
+        while ledger._exchange.waiting < len(polls):
+            await asyncio.sleep(0)
+        one = Append(rollout_id=ROLLOUT, expected_seq=0, submits=tuple(map(action, range(3))))
+        await ledger.append(AppendBatch(run_id=RUN, fence=fence, appends=(one,)))
+        ledger.tick()  # no time has passed
+        await asyncio.sleep(0)
+        assert [poll.done() for poll in polls] == [True] * 3
+        await ledger.close()
+
+    try:
+        asyncio.run(scenario())
+    finally:
+        gateway.close()
+        beside.close()
 
 
 def test_a_gateway_that_takes_over_time_knows_what_it_gave_away_meanwhile(

@@ -337,8 +337,11 @@ class GroupBooks(Books):
         """Count a lease."""
         super().hand(row, now_boot)
         self.given += 1
-        if not self.serial and self.given >= GROUP_MAX:
-            self.work_seq += 1  # the rest of the polls are asked again in the next group
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether polls may have got nothing only because this group gave all it might."""
+        return not self.serial and self.given >= GROUP_MAX
 
     def head_of(self, queue: Queue, limit: int) -> list[Row]:
         """Return the head of one queue: locked rows, and what this group put into it."""
@@ -378,7 +381,8 @@ class GroupBooks(Books):
     def _hand_over(self, old: Row, row: Row) -> None:
         self.alone += (row.live and row.alone) - (old.live and old.alone)
         self.reclaims += bool(row.reclaim_fence) - bool(old.reclaim_fence)
-        if old.bearer != row.bearer or row.reclaim_fence != old.reclaim_fence:
+        left = old.bearer is not None and old.bearer != row.bearer
+        if left or row.reclaim_fence != old.reclaim_fence:  # a lease makes nothing answerable
             self.work_seq += 1
 
     def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:

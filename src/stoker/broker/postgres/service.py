@@ -280,6 +280,7 @@ class GatewayService(LedgerService):
         self._store.commit_after(write, sync=synced)
         self._in_office = self._keeper
         self._token_due = books.token_due
+        books.work_seq += books.cut_short  # after the polls: they are asked again at once
         before, self._seqs, self._handling = self._begun_at, self._now_seqs(), None
         if self._ring is not None and self._gateways > 1 and self._seqs != before:
             self._ring()
