@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import stoker
 from stoker.errors import BadInput, BoxFailed, ConfigInvalid, IsolationUnavailable, ToolRefused
-from stoker.model.execution import Rung
+from stoker.model.execution import Isolation, Rung
 from stoker.sandbox import alone
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.maker_client import MakerClient
@@ -334,7 +335,7 @@ def test_the_canary_decides_for_a_box_alone(
     async def body() -> None:
         async with stoker.boxes(tmp_path) as boxes:
             with pytest.raises(IsolationUnavailable, match="it did not hold"):
-                async with boxes.box(SHARED):
+                async with boxes.box(replace(SHARED, isolation=Isolation.NAMESPACE)):
                     raise AssertionError("it was given")
 
     sandbox.run(body)

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stoker.model.execution import Rung
+from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.trials import DoctorReport
 from support.sandbox import ORDINARY_UID, PATIENCE, needs_root, readable_code
 
@@ -55,6 +57,11 @@ def launcher() -> str:
     return str(found)
 
 
+def offer(report: DoctorReport, rung: Rung) -> BoxOffer:
+    [one] = [one for one in report.offers if one.rung is rung]
+    return one
+
+
 def fact(report: DoctorReport, name: str) -> tuple[str, bool, str]:
     [one] = [one for one in report.facts if one.name == name]
     return one.value, one.ok, one.remedy
@@ -62,8 +69,8 @@ def fact(report: DoctorReport, name: str) -> tuple[str, bool, str]:
 
 def test_an_ordinary_user_gets_namespaces_without_control_groups() -> None:
     report = found(ORDINARY_UID)
-    namespace = report.offers[0]
-    assert (namespace.rung, namespace.available) == ("c", True)
+    namespace = offer(report, Rung.USER_NAMESPACE)
+    assert namespace.available
     levels = {one.limit: one.level for one in namespace.strengths}
     assert levels["network"] == "enforced"
     assert levels["memory"] == "best effort"
@@ -73,7 +80,7 @@ def test_an_ordinary_user_gets_namespaces_without_control_groups() -> None:
 def test_where_user_namespaces_are_closed_off_trying_says_so_not_the_settings() -> None:
     around = (launcher(), "--unshare-user", "--disable-userns", "--dev-bind", "/", "/")
     report = found(ORDINARY_UID, *around)
-    namespace, confined, _ = report.offers
+    namespace, confined = offer(report, Rung.USER_NAMESPACE), offer(report, Rung.LANDLOCK)
     assert not namespace.available
     assert namespace.strengths == (), "what cannot be had holds nothing"
     assert "run outside of it" in namespace.remedy
@@ -85,7 +92,7 @@ def test_root_without_mounts_is_told_what_a_container_lacks() -> None:
     setpriv = shutil.which("setpriv")
     assert setpriv is not None, "util-linux is part of every Debian"
     report = found(0, setpriv, "--bounding-set=-sys_admin", "--inh-caps=-sys_admin")
-    namespace = report.offers[0]
+    namespace = offer(report, Rung.ROOT)
     assert not namespace.available
     assert "--cap-add SYS_ADMIN" in namespace.remedy
     assert "ordinary user" in namespace.remedy
