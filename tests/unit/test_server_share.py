@@ -13,13 +13,17 @@ from msgspec.structs import replace
 from stoker.broker.base import Claim, ClaimRequest, Ledger, LedgerLimits
 from stoker.broker.claims import CLAIM_SECONDS
 from stoker.broker.memory import MemoryLedger
-from stoker.config.tree import LaneSettings
+from stoker.config.tree import AdmissionSettings, LaneSettings
+from stoker.coordinator.admission import Admission
+from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.lane import Lane
+from stoker.coordinator.sampling import AdmissionFeed
 from stoker.coordinator.server_share import ServerShare, divide, part_of
-from stoker.inference.base import DeviceLoad, ModelInfo
+from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo
 from stoker.inference.profile import SimProfile
 from stoker.model.generation import GenerateRequest, Generation, Sampling
 from stoker.model.ids import RolloutId, RunId
+from stoker.observe.metrics import Metrics
 from stoker.testing.simulator.device_model import DeviceModel, ids
 from stoker.testing.virtual_clock import VirtualClock, run_virtual
 from support.ledger import ENGINES, Harness, with_ledger
@@ -31,36 +35,51 @@ WARM = 20
 """Seconds before anything is counted."""
 
 
-def claim(run: RunId, wanted: int, partition: str = "0", weight: float = 1.0) -> Claim:
+def claim(
+    run: RunId, wanted: int, partition: str = "0", weight: float = 1.0, memory: float = 0.0
+) -> Claim:
     return Claim(
         run_id=run,
         partition=partition,
         servers=(SERVER,),
         window=WINDOW,
         wanted=wanted,
+        memory=memory,
         weight=weight,
     )
 
 
+def calls(mine: Claim, claims: list[Claim]) -> float:
+    return part_of(mine, claims)[0]
+
+
 def test_a_run_alone_has_all_of_it_whatever_its_partitions() -> None:
     mine = claim(A, 64)
-    assert part_of(mine, [mine]) == 1.0
-    assert part_of(mine, [mine, claim(A, 64, "1")]) == 1.0
+    assert part_of(mine, [mine]) == (1.0, 1.0)
+    assert calls(mine, [mine, claim(A, 64, "1")]) == 1.0
 
 
 def test_two_runs_that_want_all_get_half_each_and_partitions_divide_it() -> None:
     one, other = claim(A, 200), claim(B, 64)
-    assert part_of(one, [one, other]) == part_of(other, [one, other]) == 0.5
+    assert calls(one, [one, other]) == calls(other, [one, other]) == 0.5
     half = claim(B, 64, "1")
-    assert part_of(half, [one, other, half]) == 0.25
+    assert calls(half, [one, other, half]) == 0.25
 
 
 def test_what_one_does_not_want_is_the_other_s_and_weights_count() -> None:
     one, little, none = claim(A, 100), claim(B, 10), claim(C, 0)
-    assert part_of(one, [one, little, none]) == pytest.approx(54 / 64)
-    assert part_of(little, [one, little, none]) == pytest.approx(10 / 64)
+    assert calls(one, [one, little, none]) == pytest.approx(54 / 64)
+    assert calls(little, [one, little, none]) == pytest.approx(10 / 64)
     heavy = claim(B, 100, weight=3.0)
-    assert part_of(heavy, [one, heavy]) == 0.75
+    assert calls(heavy, [one, heavy]) == 0.75
+
+
+def test_memory_is_divided_apart_from_calls_and_not_once_more_among_partitions() -> None:
+    long, short = claim(A, 5, memory=0.9), claim(B, 100, memory=0.2)
+    assert part_of(long, [long, short]) == pytest.approx((5 / 64, 0.8))
+    assert part_of(short, [long, short]) == pytest.approx((59 / 64, 0.2))
+    halves = [claim(B, 50, name, memory=0.4) for name in "01"]
+    assert part_of(halves[0], [long, *halves]) == pytest.approx((59 / 128, 0.5))
 
 
 wants = st.dictionaries(
@@ -191,7 +210,7 @@ def shares(
                     run.answers = 0
             for part in parts:
                 if shared:
-                    await part.refresh()
+                    await part.refresh(more=False)
             await asyncio.sleep(1)
         for task in tasks:
             task.cancel()
@@ -223,6 +242,73 @@ def test_a_run_that_wants_little_gets_that_and_the_other_all_the_rest() -> None:
     assert got[B] * used >= 0.75 * alone, "what it would have had alone, but for fuller batches"
 
 
+def test_a_run_whose_part_binds_grows_to_its_fair_share() -> None:
+    """Its rollouts do not wait between calls: what it uses is its part, which says no more."""
+    profile = SimProfile(policy="scripted:none", a=0.25, c=0.02, window=WINDOW, name="turns")
+
+    async def main() -> int:
+        clock = VirtualClock()
+        device, ledger = DeviceModel(profile), MemoryLedger(clock=clock)
+        full, grows = (Run(name, OneServer(device, WINDOW), clock, 0) for name in (A, B))
+        tasks = [asyncio.create_task(full.rollout(n, 0.001)) for n in range(200)]
+        admission = Admission(AdmissionSettings(), clock)
+        feed = AdmissionFeed(admission, grows.lane, RunFigures(Metrics()), 1000)
+        parts = [
+            ServerShare(cast("Ledger", ledger), run.lane, claim(run.name, 0))
+            for run in (full, grows)
+        ]
+        active = 0
+        for _ in range(WARM):
+            for part in parts:
+                await part.refresh(more=True)
+            feed.sample(active=active, boxes_reserved=0, stats=None)
+            while active < admission.target():
+                tasks.append(asyncio.create_task(grows.rollout(active, 0.001)))
+                active += 1
+            await asyncio.sleep(1)
+        running = grows.lane.running
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await device.close()
+        await ledger.close()
+        return running
+
+    assert run_virtual(main()) == WINDOW // 2
+
+
+def test_only_the_server_that_two_share_is_divided() -> None:
+    async def main() -> list[int]:
+        clock = VirtualClock()
+        profile = SimProfile(
+            policy="scripted:none", a=1, c=0, window=WINDOW, name="turns", replicas=2, kv_tokens=999
+        )
+        device, ledger = DeviceModel(profile), MemoryLedger(clock=clock)
+        found = device.info()
+        servers = (SERVER, "http://other:1")
+        replicas = tuple(map(named, found.replicas, servers))
+        device.info = lambda: replace(found, replicas=replicas)  # type: ignore[method-assign]
+        lane = Lane(device, LaneSettings(), clock)
+        mine = ServerShare(
+            cast("Ledger", ledger), lane, replace(claim(A, 0, memory=0), servers=servers)
+        )
+        rooms = [lane.room()]
+        await ledger.claim(ClaimRequest(claim=claim(B, WINDOW, memory=1.0)))
+        await mine.refresh(more=False)
+        rooms.append(lane.room())
+        memories = [lane.working.memory(replica) for replica in (0, 1)]
+        rooms += [int(one.residency.kept) for one in memories if one is not None]
+        await device.close()
+        await ledger.close()
+        return rooms
+
+    assert run_virtual(main()) == [2 * WINDOW, 1 + WINDOW, 1, 999]
+
+
+def named(replica: ReplicaInfo, server: str) -> ReplicaInfo:
+    return replace(replica, server=server)
+
+
 def test_a_smaller_part_takes_no_call_back_and_a_larger_one_gives_room_at_once() -> None:
     async def main() -> None:
         clock = VirtualClock()
@@ -232,15 +318,15 @@ def test_a_smaller_part_takes_no_call_back_and_a_larger_one_gives_room_at_once()
         tasks = [asyncio.create_task(run.rollout(n, 0.001)) for n in range(20)]
         await asyncio.sleep(0.5)
         assert (run.lane.running, run.lane.wanting) == (8, 20)
-        run.lane.share(0.25)
+        run.lane.share({0: (0.25, 0.25)})
         assert run.lane.running == 8
         assert run.lane.room() == 0
         await asyncio.sleep(2.0)
         assert run.lane.running == 2
-        run.lane.share(0.01)
+        run.lane.share({0: (0.01, 0.01)})
         await asyncio.sleep(2.0)
         assert run.lane.running == 1, "never nothing"
-        run.lane.share(1.0)
+        run.lane.share({0: (1.0, 1.0)})
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert run.lane.running == 8

@@ -26,6 +26,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """Calls it would have in flight on each of them, were it alone."""
     wanted: int
     """Calls that run or are ready, on each of them in the mean."""
+    memory: float = 0.0
+    """Share of the KV cache of each of them that its contexts would have."""
     weight: float = 1.0
     """Share of its run beside those of others."""
 

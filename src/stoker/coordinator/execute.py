@@ -440,7 +440,7 @@ class _Execution:
                 with suppress(TimeoutError, StokerError):  # a silent ledger must not blind people
                     async with asyncio.timeout(_STATS_SECONDS):
                         stats = await snapshots.refresh()
-                        await server.refresh()
+                        await server.refresh(more=coordinator.left > len(coordinator.flow.active))
                 active, boxes = len(coordinator.flow.active), coordinator.boxes_reserved
                 change = feed.sample(active=active, boxes_reserved=boxes, stats=stats)
                 if change is not None:

@@ -12,7 +12,7 @@ new calls only: calls in flight and everything outside the lane go on.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from stoker.config.tree import LaneSettings, Settings
 from stoker.coordinator.lane_figures import LaneFigures, LaneMeter, LaneState, LaneTotals, share
@@ -148,16 +148,18 @@ class Lane:
         """Return once no call is on a replica or about to be; pause first, or that may be never."""
         await self._idle.wait()
 
-    def share(self, part: float) -> None:
-        """Use this part of windows and KV caches, one call of each replica at least, from now on.
+    def share(self, parts: Mapping[int, tuple[float, float]]) -> None:
+        """Use, by replica, these parts of window and KV cache from now on, one call at least.
 
         Calls in flight beyond it go on.
         """
         self._settle()
         for one in self.info.replicas:
-            self._replicas[one.replica].window = max(1, round(one.window * part))
+            calls, memory = parts[one.replica]
+            window = max(1, round(one.window * calls))
+            self._replicas[one.replica].window = window
+            self.working.share(one.replica, memory, window)
         self._window = sum(replica.window for replica in self._replicas.values())
-        self.working.share(part, self._window)
         self._settle()
 
     @property

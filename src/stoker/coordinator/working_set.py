@@ -126,7 +126,9 @@ class WorkingSet:
             for one in replicas
             if one.kv_tokens and not one.kv_by_slot and kv_share > 0
         }
-        self._window = sum(one.window for one in replicas)
+        self._windows = {one.replica: one.window for one in replicas}
+        self._window = sum(self._windows.values())
+        self._whole = sum(one.kv_tokens or 0 for one in replicas if one.replica in self._memories)
         self._contexts: dict[str, _Context] = {}
         self._rollouts: dict[RolloutId, _Rollout] = {}
         self._new = 0
@@ -145,12 +147,21 @@ class WorkingSet:
         """Whether the memory of any replica is known."""
         return bool(self._memories)
 
-    def share(self, part: float, window: int) -> None:
-        """Have this part of each replica's memory; ``window``: calls all of them take at once."""
-        self._window = window
-        for memory in self._memories.values():
+    def share(self, replica: int, part: float, window: int) -> None:
+        """Have this part of a replica's memory, and so many calls at once."""
+        self._window += window - self._windows[replica]
+        self._windows[replica] = window
+        memory = self._memories.get(replica)
+        if memory is not None:
             memory.residency.share(part)
-            memory.window = max(1, window // len(self._memories))
+            memory.window = window
+
+    @property
+    def wanting(self) -> float:
+        """Share of the replicas' whole memory that contexts would have; looks at each context."""
+        hot = sum(memory.hot_tokens for memory in self._memories.values())
+        cold = (c.tokens for c in self._contexts.values() if c.since is None and c.hot_on is None)
+        return (hot + sum(cold)) / self._whole if self._whole else 0.0
 
     def memory(self, replica: int) -> Memory | None:
         """Return what is known of a replica's memory; ``None``: nothing."""
