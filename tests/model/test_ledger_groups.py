@@ -1,5 +1,7 @@
 """Requests that share a group see what the earlier ones did, whatever is kept in memory."""
 
+import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,12 +22,23 @@ from stoker.broker.base import (
     ReleaseRequest,
     Request,
 )
+from stoker.broker.client import owner_pid
 from stoker.broker.operating import DeadLetterVerb, SettleDead
 from stoker.broker.service import LedgerService
 from stoker.broker.store_memory import MemoryStore
 from stoker.model.action import Action
 from stoker.model.ids import Fence, WorkerId
-from support.ledger import ROLLOUT, RUN, WORKER, ManualClock, act, action, held
+from support.ledger import (
+    BOUND_SECONDS,
+    ROLLOUT,
+    RUN,
+    WORKER,
+    Harness,
+    ManualClock,
+    act,
+    action,
+    held,
+)
 from support.ledger_books import check_books
 
 OTHER = WorkerId("wrk_2")
@@ -151,3 +164,24 @@ def test_a_dead_letter_that_was_requeued_is_told_of_no_more() -> None:
         (LedgerEventKind.REQUEUED, act(2)),
         (LedgerEventKind.REQUEUED, act(3)),
     }
+
+
+def test_what_is_due_in_a_year_ends_no_owner(tmp_path: Path) -> None:
+    """A select takes no time-out of more than 24 days: each owner would end, one after another."""
+
+    async def scenario() -> None:
+        h = Harness("owner", tmp_path, LedgerLimits())
+        await h.open()
+        try:
+            await h.attach()  # and no worker, whose silence would be looked at before
+            pid = owner_pid(tmp_path)
+            request = EventsRequest(run_id=RUN, fence=h.fence, wait_seconds=1e12)
+            waiting = asyncio.create_task(h.ledger.events(request))
+            await h.submit(action(1, deadline_seconds=1e12))
+            await h.cancel(act(1))
+            assert len((await waiting).events) == 1
+            assert owner_pid(tmp_path) == pid
+        finally:
+            await h.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), BOUND_SECONDS))

@@ -36,6 +36,8 @@ from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
 _READ_BYTES = 256 * 1024
 _UNSENT_BYTES_MAX = 256 * 1024 * 1024
 """A peer that does not read for this long a queue is closed."""
+_SLEEP_SECONDS_MAX = 3600.0
+"""No deadline is too far away for ``select``, which takes 24 days at most."""
 _FULL_SECONDS = 0.2
 REPLY_SEND = declare("ledger.reply.send", "the bytes of replies are about to leave", "torn")
 REPLY_LOST = declare("ledger.reply.lost", "replies are about to be sent to one peer", "lost")
@@ -137,7 +139,7 @@ class Server:
         if not self._connections:
             moments.append(quiet_since + self._idle_exit - self._clock.monotonic())
         least = _FULL_SECONDS if self._breathe else 0.0
-        return max(least, min(moments)) if moments else None
+        return max(least, min(*moments, _SLEEP_SECONDS_MAX)) if moments else None
 
     def _forgive_own_sleep(self, before: Instant, after: Instant, timeout: float | None) -> None:
         """A ledger that was itself stopped must not take its own silence for its workers'.
