@@ -16,6 +16,8 @@ from stoker.broker.base import (
     AppendDisposition,
     Attach,
     Cancel,
+    Claim,
+    ClaimRequest,
     CompleteDisposition,
     CompleteRequest,
     Enroll,
@@ -297,6 +299,20 @@ def test_a_clock_that_is_set_back_keeps_no_dead_worker_alive(
         first.commit()
         told = ask(first, EventsRequest(run_id=RUN, fence=fence)).events
     assert [one.kind for one in told] == [LedgerEventKind.REQUEUED] * 2
+
+
+def test_a_clock_that_is_set_back_keeps_no_claim_of_the_dead(
+    pair: tuple[GatewayService, GatewayService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = pair
+    dead, mine = (
+        ClaimRequest(claim=Claim(run_id=RunId(f"run_{n}"), servers=("s",), window=1, wanted=1))
+        for n in range(2)
+    )
+    ask(first, dead)
+    assert ask(second, mine).claims == (dead.claim, mine.claim)
+    monkeypatch.setattr(CLOCK, "boot", CLOCK.boot - 3600.0)
+    assert ask(second, mine).claims == (mine.claim,)
 
 
 def known_workers(gateway: GatewayService) -> set[str]:

@@ -376,8 +376,9 @@ class GatewayService(LedgerService):
     def _claim(self, claim: Claim, now: float) -> ClaimReply:
         store = self._store
         store.run("make_claim", (claim.run_id, claim.partition, now, msgspec.msgpack.encode(claim)))
-        store.run("forget_claims", (now - 2 * CLAIM_SECONDS,))
-        known = [_decode_claim(one) for (one,) in store.all("claims", now - CLAIM_SECONDS)]
+        store.run("forget_claims", (now - 2 * CLAIM_SECONDS, now + 2 * CLAIM_SECONDS))
+        found = store.all("claims", now - CLAIM_SECONDS, now + CLAIM_SECONDS)
+        known = [_decode_claim(one) for (one,) in found]
         return ClaimReply(claims=sharing(claim, known))
 
 

@@ -125,9 +125,10 @@ INSERT INTO claim VALUES (%s, %s, %s::float8, %s)
 ON CONFLICT (run_id, part) DO UPDATE SET at = excluded.at, claim = excluded.claim;
 -- name: forget_claims
 DELETE FROM claim WHERE ctid = ANY(ARRAY(
-    SELECT ctid FROM claim WHERE at < %s FOR UPDATE SKIP LOCKED));
+    SELECT ctid FROM claim WHERE at < %s OR at > %s FOR UPDATE SKIP LOCKED));
 -- name: claims
-SELECT claim FROM claim WHERE at > %s;
+-- One made later than now was made before the clock was set back.
+SELECT claim FROM claim WHERE at > %s AND at < %s;
 -- name: buckets
 SELECT service, state FROM bucket;
 -- name: add_buckets
