@@ -1,5 +1,6 @@
 """What a run may cost: counted from what rollouts report, over resumptions and partitions."""
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -8,10 +9,13 @@ from hypothesis import strategies as st
 
 from stoker.config.tree import BudgetSettings
 from stoker.coordinator.budget import Budget
+from stoker.coordinator.coordinator import Coordinator
 from stoker.coordinator.partition import Partition
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.model.events import Finished
 from stoker.model.outcome import Outcome, OutcomeKind
+from support.flows import Told
+from support.journals import ADMITTED
 
 
 def rollout(tokens: int, seconds: float = 0.0) -> ActiveRollout:
@@ -41,6 +45,18 @@ def test_earlier_ended_and_active_rollouts_count_together_and_it_runs_out_once()
     assert view is not None
     assert view.tokens == 100, "who ends is not counted twice"
     assert budget.truncated is None
+
+
+def test_what_a_restart_gives_up_was_spent() -> None:
+    budget, told = Budget(BudgetSettings(tokens=100)), Told()
+    coordinator = Coordinator.__new__(Coordinator)
+    coordinator.flow = cast("Any", told)
+    coordinator.parts = cast("Any", SimpleNamespace(budget=budget))
+    coordinator._known = {("t", 0)}
+    given_up = ActiveRollout(admitted=ADMITTED, seq=0, tokens=100)
+    coordinator._restart(given_up)
+    assert [rollout for rollout, _ in told.of("abandon")] == [given_up]
+    assert budget.look([], 0, 0.0)
 
 
 def test_box_time_and_money_run_out_as_tokens_do() -> None:

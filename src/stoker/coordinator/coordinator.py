@@ -6,6 +6,7 @@ the coordinator with that error; what was journalled is resumed later.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -190,10 +191,8 @@ class Coordinator:
             if not self.flow.active and (self._next is None or draining):
                 return
             self._wake.clear()
-            try:
+            with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _ADMIT_SECONDS)
-            except TimeoutError:
-                continue
 
     def _admit_some(self) -> None:
         boxes = self.parts.plan.loaded.boxes
@@ -392,6 +391,7 @@ class Coordinator:
     def _restart(self, rollout: ActiveRollout) -> None:
         """End an unfinished rollout of before a restart; its place is admitted anew."""
         self.flow.abandon(rollout, Outcome(kind=OutcomeKind.CANCELLED, reason=RESTARTED))
+        self.parts.budget.ended(rollout)
         self._known.discard((rollout.admitted.task.task_id, rollout.admitted.index))
 
     def _relaunch(self, rollout: ActiveRollout, standing: Standing) -> None:
