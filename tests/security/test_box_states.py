@@ -3,9 +3,13 @@
 import asyncio
 import os
 import stat
+import threading
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.errors import ArtifactDamaged, BoxFailed, ToolRefused
@@ -13,7 +17,7 @@ from stoker.model.checkpoint import Checkpoint
 from stoker.model.execution import Rung
 from stoker.model.tools import RunRequest
 from stoker.model.value import content_digest
-from stoker.sandbox import states
+from stoker.sandbox import branching, states, unpacking
 from stoker.sandbox.local import LocalBackend, LocalBox
 from support import sandbox
 from support.sandbox import boxed, needs_root, run
@@ -161,6 +165,18 @@ FORGED = {
     "extents out of order": crafted(
         entry("file", b"x", size_bytes=9, extents=((4, 1), (0, 1))), content=b"ab"
     ),
+    "another name, climbing": crafted(
+        entry("same", b"b", target=b"../../../../../../../../etc/passwd")
+    ),
+    "a name twice": crafted(entry("directory", b"x"), entry("directory", b"x")),
+    "beneath nothing": crafted(entry("file", b"x", b"y")),
+    "beneath a file": crafted(entry("file", b"x"), entry("file", b"x", b"y")),
+    "a size below nothing": crafted(entry("file", b"x", size_bytes=-1)),
+    "a size over everything": crafted(entry("file", b"x", size_bytes=(1 << 64) - 1)),
+    "an extent over everything": crafted(
+        entry("file", b"x", extents=(((1 << 64) - 2, 1),)), content=b"a"
+    ),
+    "an extent of nothing": crafted(entry("file", b"x", extents=((0, 0),))),
     "cut short": crafted(entry("file", b"x", size_bytes=9, extents=((0, 9),)), content=b"ab"),
     "a record without end": states.MAGIC + b"\xff\xff\xff\xff",
     "no stream": b"PK\x03\x04 something else",
@@ -180,13 +196,140 @@ def test_a_forged_checkpoint_is_refused_and_touches_nothing(
     )
 
     async def body(backend: LocalBackend, box: LocalBox) -> None:
-        with pytest.raises((ArtifactDamaged, BoxFailed)):
+        with pytest.raises(ArtifactDamaged):
             await backend.restore("box_forged", box.baseline, box.policy, saved)
         assert list(backend.boxes) == ["box_test"]
 
     with_box(tmp_path, rung, body)
     assert not Path("/etc/stoker-was-here").exists()
     assert names_in(tmp_path) == ["forged", "state"]
+
+
+def test_without_openat2_another_name_still_never_climbs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "_has_openat2", lambda: False)
+    (tmp_path / "secret").write_text("of the host")
+    (tmp_path / "workspace").mkdir()
+    stream = crafted(entry("same", b"b", target=b"../secret"))
+    root = os.open(tmp_path / "workspace", os.O_PATH | os.O_DIRECTORY)
+    try:
+        with pytest.raises(ArtifactDamaged):
+            unpacking.unpack(
+                BytesIO(stream),
+                {b"workspace": root},
+                None,
+                content_digest(stream),
+                states.Bounds(bytes_max=100, entries_max=100),
+            )
+    finally:
+        os.close(root)
+    assert names_in(tmp_path / "workspace") == []
+
+
+@pytest.mark.parametrize("rung", sandbox.HERE)
+def test_a_state_larger_than_the_limits_is_no_box(tmp_path: Path, rung: Rung) -> None:
+    async def body(backend: LocalBackend, box: LocalBox) -> None:
+        await ran(box, "open('big', 'wb').write(bytes([1]) * 4_000_000)")
+        saved = await box.checkpoint(tmp_path)
+        less = msgspec.structs.replace(box.policy.limits, disk_bytes=1024 * 1024)
+        small = msgspec.structs.replace(box.policy, limits=less)
+        with pytest.raises(BoxFailed, match="Errno 28"):
+            await backend.restore("box_two", box.baseline, small, saved)
+        few = msgspec.structs.replace(box.policy.limits, files_max=4)
+        many = crafted(*(entry("link", b"%d" % n, target=b"x") for n in range(2000)))
+        (tmp_path / "many").write_bytes(many)
+        saved = Checkpoint(
+            digest=content_digest(many), parent="", generation=0, file=str(tmp_path / "many")
+        )
+        with pytest.raises(BoxFailed, match="Errno 28"):
+            await backend.restore(
+                "box_two", box.baseline, msgspec.structs.replace(box.policy, limits=few), saved
+            )
+        assert list(backend.boxes) == ["box_test"]
+
+    with_box(tmp_path, rung, body)
+
+
+@pytest.mark.parametrize("rung", sandbox.HERE)
+def test_a_cancelled_checkpoint_leaves_an_equal_one_that_was_kept_before(
+    tmp_path: Path, rung: Rung, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(_backend: LocalBackend, box: LocalBox) -> None:
+        saved = await box.checkpoint(tmp_path)
+        at, go = threading.Event(), threading.Event()
+
+        def held(point: str) -> None:
+            if point == branching.STATE_NAMED:
+                at.set()
+                assert go.wait(10)
+
+        monkeypatch.setattr(branching, "reach", held)
+        again = asyncio.ensure_future(box.checkpoint(tmp_path))
+        assert await asyncio.to_thread(at.wait, 10)
+        again.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await again
+        assert names_in(tmp_path) == sorted([saved.digest, "state"])
+
+    with_box(tmp_path, rung, body)
+
+
+@pytest.mark.parametrize("rung", sandbox.HERE)
+def test_a_box_that_goes_while_its_state_is_taken_has_none(
+    tmp_path: Path, rung: Rung, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(_backend: LocalBackend, box: LocalBox) -> None:
+        at, go = threading.Event(), threading.Event()
+        packing = states.pack
+
+        def held(*given: Any) -> states.Packed:
+            at.set()
+            assert go.wait(10)
+            return packing(*given)
+
+        monkeypatch.setattr(states, "pack", held)
+        taken = asyncio.ensure_future(box.checkpoint(tmp_path))
+        assert await asyncio.to_thread(at.wait, 10)
+        going = asyncio.ensure_future(box.destroy())
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(BoxFailed):
+            await taken
+        await going
+        assert names_in(tmp_path) == ["state"]
+
+    with_box(tmp_path, rung, body)
+
+
+@pytest.mark.parametrize("rung", sandbox.HERE)
+def test_a_box_that_is_not_wanted_while_it_is_made_leaves_nothing(
+    tmp_path: Path, rung: Rung, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(backend: LocalBackend, box: LocalBox) -> None:
+        at, go = threading.Event(), threading.Event()
+        building = type(box).build
+
+        def held(self: LocalBox, begins: Any) -> None:
+            at.set()
+            assert go.wait(10)
+            building(self, begins)
+
+        monkeypatch.setattr(type(box), "build", held)
+        making = asyncio.ensure_future(backend.create("box_two", box.baseline, box.policy))
+        assert await asyncio.to_thread(at.wait, 10)
+        making.cancel()
+        await asyncio.sleep(0)
+        go.set()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        assert backend.host.leaked() == 0
+        assert [r.box_id for r in backend.host.ledger.records()] == ["box_test"]
+        assert not box.directory.with_name(box.directory.name.replace("test", "two")).exists()
+
+    with_box(tmp_path, rung, body)
 
 
 @pytest.mark.parametrize("rung", sandbox.HERE)

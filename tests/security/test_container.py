@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stoker.errors import IsolationUnavailable, ToolRefused
+from stoker.errors import BoxFailed, IsolationUnavailable, ToolRefused
 from stoker.model.execution import ExecutionPolicy, Isolation, Mount, Rung
 from stoker.model.tools import RunRequest, RunResult
 from stoker.sandbox import container, oci_runtimes, user_namespace
@@ -119,6 +119,23 @@ def test_a20_containers_end_with_a_killed_worker_before_any_sweep(
     finally:
         holder.kill()
         holder.wait(30)
+
+
+@every_backend
+@pytest.mark.parametrize("rung", CONTAINER)
+def test_a_runtime_that_is_killed_is_our_fault_and_no_result(tmp_path: Path, rung: Rung) -> None:
+    async def body() -> None:
+        async with boxed(tmp_path, rung) as (_, box):
+            running = asyncio.ensure_future(
+                box.run(RunRequest(argv=("sleep", MARK)), timeout_seconds=600)
+            )
+            await _until_it_sleeps(running)
+            for pid in _processes_of(box.directory):
+                os.kill(pid, signal.SIGKILL)
+            with pytest.raises(BoxFailed, match="may have run in part"):
+                await running
+
+    sandbox.run(body)
 
 
 async def _in_directory(box: LocalBox, directory: str, script: str) -> RunResult:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
 from stoker.errors import ArtifactDamaged, BoxFailed, ToolRefused
 from stoker.model.checkpoint import Checkpoint, StateKind
 from stoker.model.execution import Baseline, ExecutionPolicy, Limits
+from stoker.sandbox import states
 from stoker.sandbox.base import Branch, not_offered
-from stoker.sandbox.states import Bounds, Packed, Unkept, pack, unpack
+from stoker.sandbox.states import Bounds, Packed, Unkept
+from stoker.sandbox.unpacking import unpack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
 
@@ -50,7 +52,7 @@ class Beginning(NamedTuple):
 
 async def checkpoint_of(box: "LocalBox", directory: Path) -> Checkpoint:
     """Write the state of ``box`` under its digest in ``directory``; see ``base.Box``."""
-    packed, file = await _whole(lambda: _written(box, directory), _unlink_written)
+    packed, file, _ = await whole(lambda: _written(box, directory), _unlink_written)
     return Checkpoint(
         digest=packed.digest,
         parent=box.began_from,
@@ -66,7 +68,7 @@ async def branches_of(box: "LocalBox", count: int) -> tuple[Branch, ...]:
     made: list[Branch] = []
     with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES_MAX, dir=str(box.backend.spool)) as spooled:
         source = cast("BinaryIO", spooled)
-        packed = await _whole(lambda: _packed(box, source), lambda _packed: None)
+        packed = await whole(lambda: _packed(box, source), lambda _packed: None)
         begins = Beginning(source, packed.digest, box.generation + 1, box.interrupted)
         try:
             for _ in range(count):
@@ -75,8 +77,11 @@ async def branches_of(box: "LocalBox", count: int) -> tuple[Branch, ...]:
                 )
                 made.append(Branch(child, packed.digest, box.began_from, child.generation))
         except BaseException:
-            for branch in made:
-                await asyncio.shield(branch.box.destroy())
+            # All of them, whatever becomes of one of them or of us meanwhile.
+            ends = asyncio.gather(*(b.box.destroy() for b in made), return_exceptions=True)
+            while not ends.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.shield(ends)
             raise
     return tuple(made)
 
@@ -121,7 +126,8 @@ def begin_in(box: "LocalBox", begins: Beginning) -> None:
     """
     begins.source.seek(0)
     with _folders(box.directory) as folders:
-        unpack(begins.source, folders, box.record.uid, begins.digest)
+        bounds = bounds_of(box.policy.limits)
+        unpack(begins.source, folders, box.record.uid, begins.digest, bounds)
     if begins.generation:
         box.began_from = begins.digest
     box.generation = begins.generation
@@ -131,7 +137,7 @@ def begin_in(box: "LocalBox", begins: Beginning) -> None:
 def _packed(box: "LocalBox", into: BinaryIO) -> Packed:
     try:
         with _folders(box.directory) as folders:
-            return pack(folders, into, bounds_of(box.policy.limits))
+            packed = states.pack(folders, into, bounds_of(box.policy.limits))
     except Unkept as error:
         raise ToolRefused(
             f"the state of box {box.box_id} cannot be kept: {error}; the box goes on as it was"
@@ -141,15 +147,20 @@ def _packed(box: "LocalBox", into: BinaryIO) -> Packed:
             f"the state of box {box.box_id} could not be read or written ({error}); nothing of it "
             "was kept"
         ) from error
+    if box.leaving:  # what was read may have been in the middle of its removal
+        raise BoxFailed(f"box {box.box_id} was removed while its state was taken; nothing was kept")
+    return packed
 
 
-def _written(box: "LocalBox", directory: Path) -> tuple[Packed, Path]:
+def _written(box: "LocalBox", directory: Path) -> tuple[Packed, Path, bool]:
+    """Return what was written, where, and whether it was there already."""
     fresh = directory / f".{fresh_id('new_')}"
     try:
         with fresh.open("xb") as into:
             packed = _packed(box, into)
         reach(STATE_WRITTEN)
         file = directory / packed.digest
+        known = file.exists()
         fresh.replace(file)
         reach(STATE_NAMED)
     except OSError as error:
@@ -159,7 +170,7 @@ def _written(box: "LocalBox", directory: Path) -> tuple[Packed, Path]:
         ) from error
     finally:
         fresh.unlink(missing_ok=True)
-    return packed, file
+    return packed, file, known
 
 
 def bounds_of(limits: Limits) -> Bounds:
@@ -184,17 +195,24 @@ def _folders(directory: Path) -> Iterator[dict[bytes, int]]:
             os.close(descriptor)
 
 
-def _unlink_written(written: tuple[Packed, Path]) -> None:
-    written[1].unlink(missing_ok=True)
+def _unlink_written(written: tuple[Packed, Path, bool]) -> None:
+    _, file, known = written
+    if not known:  # an equal state that was kept before is somebody else's
+        file.unlink(missing_ok=True)
 
 
-async def _whole(work: Callable[[], T], undo: Callable[[T], None]) -> T:
-    """Run ``work`` in a thread; when we are cancelled meanwhile, see its end and undo it."""
+async def whole(work: Callable[[], T], undo: Callable[[T], None]) -> T:
+    """Run ``work`` in a thread; when we are cancelled meanwhile, see its end and undo it.
+
+    A thread cannot be cancelled: left alone it would go on with what the caller then tidies up.
+    """
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        while not task.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([task])
         if not task.cancelled() and task.exception() is None:
             undo(task.result())
         raise

@@ -241,8 +241,8 @@ class LocalBox:
                 signal=None,
                 stderr=Stream(kept=text, total_bytes=len(text)),
             )
-        if prepared.reported >= 0 and not ended.stopped:
-            result = as_reported(prepared.reported, result)
+        if prepared.reported >= 0 and problem is None and not ended.stopped:
+            result = as_reported(prepared.reported, result, self.box_id)
         result = msgspec.structs.replace(result, interrupted_before=self.interrupted)
         self.interrupted = self.interrupted or ended.stopped or result.limit is not None
         return BoxRun(result=result, usage=ended.usage)
@@ -269,6 +269,11 @@ class LocalBox:
         """Make boxes that begin in its state."""
         self._at_rest()
         return await branching.branches_of(self, count)
+
+    @property
+    def leaving(self) -> bool:
+        """Whether it is being removed, or was."""
+        return self._removal is not None
 
     def _at_rest(self) -> None:
         if self._action is not None and not self._action.done():
@@ -391,11 +396,11 @@ class LocalBackend(ABC):
         self.host.alive.add(box_id)
         try:
             record = self._leased(self._planned(record), policy)
-            await asyncio.to_thread(self.host.ledger.write, record)
+            await branching.whole(lambda: self.host.ledger.write(record), lambda _: None)
             pinned = self._pinned(baseline, await self.host.baselines.key(baseline))
             box = self.box_type(self, record, pinned, policy)
             self.boxes[box_id] = box
-            await asyncio.to_thread(box.build, begins)
+            await branching.whole(lambda: box.build(begins), lambda _: None)
         except BaseException as error:
             await self._undo(record)
             if isinstance(error, OSError):

@@ -30,12 +30,13 @@ class Bind(NamedTuple):
 
     def mount(self) -> dict[str, Any]:
         """Return it as the specification says it."""
-        kind = "rw" if self.writable else "rro" if self.deep else "ro"
+        # "rro" alone would mean nothing to a runtime that does not know it: a writable mount.
+        kinds = ["rw"] if self.writable else ["ro", "rro"] if self.deep else ["ro"]
         return {
             "destination": self.target,
             "type": "bind",
             "source": self.source,
-            "options": ["rbind", kind, "nosuid", "nodev"],
+            "options": ["rbind", *kinds, "nosuid", "nodev"],
         }
 
 

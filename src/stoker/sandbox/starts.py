@@ -5,6 +5,7 @@ program it really started. A launcher that *ended by itself* without such a repo
 one that was killed may have, and nothing is claimed then.
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from stoker.errors import BoxFailed
 from stoker.model.tools import LimitKind, RunResult
 from stoker.sandbox.supervise import Ended, ending
 
@@ -73,15 +75,24 @@ def _launcher_problem(result: RunResult) -> Unstarted:
     )
 
 
-def as_reported(reported: int, result: RunResult) -> RunResult:
-    """Return ``result`` with the program's own ending, where it was reported."""
+def as_reported(reported: int, result: RunResult, box_id: str) -> RunResult:
+    """Return ``result`` with the program's own ending, where it was reported.
+
+    Raises:
+        BoxFailed: it was not, and no limit says why: what ended is not the program.
+    """
     os.set_blocking(reported, False)
-    try:
+    said = b""
+    with contextlib.suppress(BlockingIOError):
         said = os.read(reported, 4)
-    except BlockingIOError:
-        return result
     if len(said) != 4:  # noqa: PLR2004 - one C int
-        return result
+        if result.limit is not None:
+            return result
+        ended = (result.signal and f"signal {result.signal}") or f"exit code {result.exit_code}"
+        raise BoxFailed(
+            f"the launcher of box {box_id} ended by {ended} and did not tell how its program did; "
+            "that may have run in part"
+        )
     code, number = ending(int.from_bytes(said, "little"), wrapped=False)
     limit = result.limit
     if limit is None and number in (signal.SIGXCPU, signal.SIGXFSZ):

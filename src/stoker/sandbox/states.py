@@ -7,32 +7,31 @@ attribute, a setuid bit or a device, so nothing in it can harm whoever unpacks i
 equal streams, so a stream has a content address.
 
 Layout: ``MAGIC``, then for each entry its length (4 bytes), its record, and the bytes of its
-extents. A directory stands before what is in it.
+extents. A directory stands before what is in it. How it is read: ``unpacking``.
 """
 
 import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
-from typing import BinaryIO, Self
+from typing import BinaryIO
 
 import msgspec
 
-from stoker.errors import ArtifactDamaged
 from stoker.sandbox import kernel
 
 MAGIC = b"stoker state 1\n"
-_CHUNK_BYTES = 1024 * 1024
-_RECORD_BYTES_MAX = 64 * 1024 * 1024
+CHUNK_BYTES = 1024 * 1024
+RECORD_BYTES_MAX = 64 * 1024 * 1024
 _LEFT_OUT_MAX = 20
-_LENGTH_BYTES = 4
-_KEPT_MODE = 0o777
+LENGTH_BYTES = 4
+KEPT_MODE = 0o777
 _OPENED_MODE = 0o700
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-_OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Unkept(Exception):
@@ -71,7 +70,6 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Entry).decode
 
 
 def open_beneath(root: int, parts: Sequence[bytes], flags: int) -> int:
@@ -114,8 +112,8 @@ def pack(folders: Mapping[bytes, int], into: BinaryIO, bounds: Bounds) -> Packed
     return packer.packed()
 
 
-_Below = tuple[tuple[bytes, ...], os.stat_result]
-"""A directory still to be packed, and what it was seen to be."""
+_Below = tuple[bytes, os.stat_result]
+"""A directory still to be packed (its path as one word), and what it was seen to be."""
 
 
 class _Packer:
@@ -143,9 +141,10 @@ class _Packer:
     def folder(self, name: bytes, root: int) -> None:
         """Add one folder."""
         self._links.clear()  # a link never reaches from one folder into another
-        waiting: list[_Below] = [((), os.fstat(root))]
+        waiting: list[_Below] = [(b"", os.fstat(root))]
         while waiting:
-            parts, status = waiting.pop()
+            path, status = waiting.pop()
+            parts = tuple(path.split(b"/")) if path else ()
             if parts:
                 self._add(_entry(name, parts, "directory", status))
             if self._closed(status):
@@ -175,7 +174,7 @@ class _Packer:
             inside = (*parts, name)
             mode = status.st_mode
             if stat.S_ISDIR(mode):
-                below.append((inside, status))
+                below.append((b"/".join(inside), status))
             elif stat.S_ISREG(mode):
                 self._file(folder, inside, directory, status)
             elif stat.S_ISLNK(mode):
@@ -213,7 +212,7 @@ class _Packer:
 
     def _copy(self, file: int, *, offset: int, length: int) -> None:
         while length:
-            piece = os.pread(file, min(length, _CHUNK_BYTES), offset)
+            piece = os.pread(file, min(length, CHUNK_BYTES), offset)
             if not piece:
                 raise Unkept("a file became shorter while it was read")
             self._write(piece)
@@ -225,7 +224,9 @@ class _Packer:
         if self._entries > self._bounds.entries_max:
             raise Unkept(f"it holds more than {self._bounds.entries_max} names")
         record = _encode(entry)
-        self._write(len(record).to_bytes(_LENGTH_BYTES) + record)
+        if len(record) > RECORD_BYTES_MAX:
+            raise Unkept("a file has too many holes")
+        self._write(len(record).to_bytes(LENGTH_BYTES) + record)
 
     def _write(self, content: bytes) -> None:
         self._hash.update(content)
@@ -246,7 +247,7 @@ def _entry(
         folder=folder,
         parts=parts,
         kind=kind,
-        mode=status.st_mode & _KEPT_MODE,
+        mode=status.st_mode & KEPT_MODE,
         changed_ns=status.st_mtime_ns,
         size_bytes=status.st_size if kind == "file" else 0,
         extents=extents,
@@ -275,7 +276,7 @@ def _extents(file: int, status: os.stat_result) -> Iterator[tuple[int, int]]:
 
 def _open_directory(root: int, parts: tuple[bytes, ...]) -> int:
     try:
-        return open_beneath(root, parts, _OPEN_DIRECTORY)
+        return open_beneath(root, parts, OPEN_DIRECTORY)
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             raise Unkept("a directory lies too deep: its path is over 4,095 bytes") from error
@@ -309,179 +310,3 @@ def _set_mode(root: int, parts: Sequence[bytes], mode: int) -> int:
         return stat.S_IMODE(before)
     finally:
         os.close(found)
-
-
-# --- unpacking ------------------------------------------------------------------------------------
-
-
-def unpack(source: BinaryIO, folders: Mapping[bytes, int], owner: int | None, digest: str) -> None:
-    """Put what ``source`` holds into empty ``folders``; all of it belongs to ``owner`` (or us).
-
-    Raises:
-        ArtifactDamaged: it is no such stream, or not the one of ``digest``; what is in the folders
-            then is nothing to be used.
-        OSError: it cannot be written.
-    """
-    reader = _Reader(source)
-    try:
-        reader.begin()
-        with _Placer(folders, owner) as placer:
-            while (entry := reader.entry()) is not None:
-                placer.place(entry, reader.read)
-    except (ValueError, msgspec.MsgspecError, EOFError, Unkept, KeyError) as error:
-        raise ArtifactDamaged(
-            f"{digest} is no state of a box ({error}); it was not used", digest=digest
-        ) from error
-    if reader.digest() != digest:
-        raise ArtifactDamaged(f"{digest} holds something else; it was not used", digest=digest)
-
-
-class _Reader:
-    def __init__(self, source: BinaryIO) -> None:
-        self._source = source
-        self._hash = blake2b(digest_size=32)
-
-    def begin(self) -> None:
-        """Read what every stream begins with."""
-        if self.read(len(MAGIC)) != MAGIC:
-            raise ValueError("it does not begin like one")
-
-    def read(self, length: int) -> bytes:
-        """Return exactly so many bytes."""
-        content = self._source.read(length)
-        if len(content) != length:
-            raise EOFError("it ends early")
-        self._hash.update(content)
-        return content
-
-    def entry(self) -> Entry | None:
-        """Return the next record; ``None`` at the end."""
-        head = self._source.read(_LENGTH_BYTES)
-        if not head:
-            return None
-        self._hash.update(head)
-        length = int.from_bytes(head)
-        if len(head) != _LENGTH_BYTES or length > _RECORD_BYTES_MAX:
-            raise ValueError("a record has no usable length")
-        return _decode(self.read(length))
-
-    def digest(self) -> str:
-        """Return the content address of what was read."""
-        return self._hash.hexdigest()
-
-
-class _Placer:
-    """Makes entries beneath the folders; times and modes of directories come last."""
-
-    def __init__(self, folders: Mapping[bytes, int], owner: int | None) -> None:
-        self._folders = folders
-        self._owner = owner
-        self._directories: list[Entry] = []
-        self._at: tuple[bytes, tuple[bytes, ...]] | None = None
-        self._parent = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._leave()
-        if kind is None:
-            for entry in reversed(self._directories):
-                self._settle(entry)
-
-    def place(self, entry: Entry, read: Callable[[int], bytes]) -> None:
-        """Make one entry."""
-        parts = entry.parts
-        if not parts or any(part in (b"", b".", b"..") or b"/" in part for part in parts):
-            raise ValueError("a name leaves its folder")
-        parent, name = self._enter(entry.folder, parts[:-1]), parts[-1]
-        if entry.kind == "file":
-            self._file(entry, parent, read)
-        elif entry.kind == "directory":
-            os.mkdir(name, 0o700, dir_fd=parent)
-            self._own(name, parent)
-            self._directories.append(entry)
-        elif entry.kind == "link":
-            os.symlink(entry.target, name, dir_fd=parent)
-            self._own(name, parent)
-            self._date(entry, parent)
-        elif entry.kind == "same":
-            self._same(entry, parent)
-        elif entry.kind == "pipe":
-            os.mkfifo(name, entry.mode & _KEPT_MODE, dir_fd=parent)
-            self._own(name, parent)
-            self._date(entry, parent)
-        else:
-            raise ValueError(f"{entry.kind!r} is no kind of entry")
-
-    def _file(self, entry: Entry, parent: int, read: Callable[[int], bytes]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(entry.parts[-1], flags, 0o600, dir_fd=parent)
-        try:
-            end = 0
-            for offset, length in entry.extents:
-                if offset < end or length < 0:
-                    raise ValueError("the extents of a file are not in order")
-                end = offset + length
-                _write_extent(file, read, offset=offset, length=length)
-            if entry.size_bytes != end:
-                os.ftruncate(file, entry.size_bytes)
-            if self._owner is not None:
-                os.fchown(file, self._owner, self._owner)
-            os.fchmod(file, entry.mode & _KEPT_MODE)
-            os.utime(file, ns=(entry.changed_ns, entry.changed_ns))
-        finally:
-            os.close(file)
-
-    def _same(self, entry: Entry, parent: int) -> None:
-        *above, name = entry.target.split(b"/")
-        origin = open_beneath(self._folders[entry.folder], above, os.O_PATH | os.O_DIRECTORY)
-        try:
-            os.link(
-                name,
-                entry.parts[-1],
-                src_dir_fd=origin,
-                dst_dir_fd=parent,
-                follow_symlinks=False,
-            )
-        finally:
-            os.close(origin)
-
-    def _settle(self, entry: Entry) -> None:
-        directory = open_beneath(self._folders[entry.folder], entry.parts, _OPEN_DIRECTORY)
-        try:
-            os.fchmod(directory, entry.mode & _KEPT_MODE)
-            os.utime(directory, ns=(entry.changed_ns, entry.changed_ns))
-        finally:
-            os.close(directory)
-
-    def _own(self, name: bytes, parent: int) -> None:
-        if self._owner is not None:
-            os.chown(name, self._owner, self._owner, dir_fd=parent, follow_symlinks=False)
-
-    def _date(self, entry: Entry, parent: int) -> None:
-        times = (entry.changed_ns, entry.changed_ns)
-        os.utime(entry.parts[-1], ns=times, dir_fd=parent, follow_symlinks=False)
-
-    def _enter(self, folder: bytes, parts: tuple[bytes, ...]) -> int:
-        """Return the directory that entries go into; the last one is kept open."""
-        if self._at != (folder, parts):
-            self._leave()
-            self._parent = open_beneath(self._folders[folder], parts, os.O_PATH | os.O_DIRECTORY)
-            self._at = (folder, parts)
-        return self._parent
-
-    def _leave(self) -> None:
-        if self._parent >= 0:
-            os.close(self._parent)
-        self._parent, self._at = -1, None
-
-
-def _write_extent(file: int, read: Callable[[int], bytes], *, offset: int, length: int) -> None:
-    while length:
-        piece = memoryview(read(min(length, _CHUNK_BYTES)))
-        length -= len(piece)
-        while piece:
-            written = os.pwrite(file, piece, offset)
-            offset += written
-            piece = piece[written:]
