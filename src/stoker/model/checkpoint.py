@@ -35,3 +35,5 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Path of the content on this host; empty once it is kept elsewhere by its digest."""
     left_out: tuple[str, ...] = ()
     """What it does not hold, each with the reason (sockets, devices); the first few."""
+    interrupted: bool = False
+    """An action was cut short before it; programs that begin there are told, as in its box."""

@@ -109,9 +109,9 @@ class Tools:
             self._boxes.discard(box)
             raise
         attempt.ran()
-        self._environments.hold(
-            HeldEnvironment(action.environment_id, action.generation, box, attempt.fence)
-        )
+        held = HeldEnvironment(action.environment_id, action.generation, box, attempt.fence)
+        held.interrupted = begins is not None and begins.interrupted
+        self._environments.hold(held)
         offer = (await self._boxes.backend(request.policy)).offer
         return Done(
             result=OpenResult(
@@ -176,7 +176,8 @@ class Tools:
         held = self._held(attempt)
         attempt.booted()
         async with self._transferring(held, attempt):
-            saved = await self._states.keep(held.box)
+            kept = await self._states.keep(held.box)
+        saved = msgspec.structs.replace(kept, interrupted=held.interrupted)
         return Done(result=saved, environment=EnvironmentState.CLEAN)
 
     async def _score(self, attempt: Attempt, content: bytes) -> Done:
