@@ -14,11 +14,13 @@ from msgspec.structs import replace
 
 import stoker
 from stoker.errors import BadInput, BoxFailed, ConfigInvalid, IsolationUnavailable, ToolRefused
-from stoker.model.execution import Isolation, Rung
+from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Rung, Trust
+from stoker.model.tools import OpenResult
 from stoker.sandbox import alone
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.maker_client import MakerClient
 from stoker.sandbox.namespace import NamespaceBackend
+from stoker.testing.boxes import MemoryBackend
 from support import sandbox
 from support.sandbox import MARK, SMALL, needs_root, ordinary_output
 
@@ -339,3 +341,16 @@ def test_the_canary_decides_for_a_box_alone(
                     raise AssertionError("it was given")
 
     sandbox.run(body)
+
+
+def test_a23_a_box_that_is_lost_is_an_error_and_no_result() -> None:
+    async def body() -> None:
+        backend = MemoryBackend()
+        made = await backend.create("box_one", Baseline(), ExecutionPolicy(trust=Trust.TRUSTED))
+        opened = OpenResult(isolation="qemu", rung="a", baseline_digest="")
+        box = alone.OpenBox(made, backend, opened)
+        assert (await box.run(["echo", "x"])).ok
+        with pytest.raises(BoxFailed, match="was lost"):
+            await box.run(["vanish"])
+
+    asyncio.run(body())

@@ -192,6 +192,26 @@ def test_a22_a_runtime_whose_container_does_not_hold_is_not_offered(
     assert "further user namespaces can be made" in offer.missing
 
 
+@every_backend
+@pytest.mark.parametrize("rung", CONTAINER)
+def test_a22_a_runtime_that_passes_over_the_filter_is_not_offered(
+    tmp_path: Path, rung: Rung, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(container, "profile", lambda _: {"defaultAction": "SCMP_ACT_ALLOW"})
+
+    async def body() -> BoxOffer:
+        async with SandboxHost.open(tmp_path) as host:
+            backend = sandbox.backend_of(host, rung)
+            try:
+                return await backend.offer()
+            finally:
+                await backend.close()
+
+    offer = sandbox.run(body)
+    assert not offer.available
+    assert offer.missing == "a box ran but did not hold: system calls are not filtered"
+
+
 @sandbox.needs_root
 @pytest.mark.root
 def test_a22_crun_takes_no_mounts_where_it_would_not_start(

@@ -3,14 +3,18 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
 from stoker.errors import BoxFailed, ToolRefused
 from stoker.model.execution import Limits, Rung
-from stoker.model.tools import Tests, Verdict
+from stoker.model.tools import RunRequest, Tests, Verdict
 from stoker.sandbox import runtime
+from stoker.sandbox.base import BoxRun
 from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.local import LocalBox
 from support import sandbox
 from support.sandbox import HERE, SMALL, backend_of, needs_root, policy_of
 
@@ -63,6 +67,25 @@ def test_a_right_answer_passes(tmp_path: Path, rung: Rung) -> None:
     assert verdict == Verdict(passed=True, detail="", run=verdict.run)
     assert verdict.run is not None
     assert verdict.run.ok
+
+
+@pytest.mark.parametrize("how", ["lost", "failed"])
+def test_a_solution_whose_box_is_lost_is_not_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    running = LocalBox.run_with
+
+    async def lost(self: LocalBox, request: RunRequest, **given: Any) -> BoxRun:
+        run = await running(self, request, **given)
+        if not any("solution_server" in word for word in request.argv):
+            return run
+        if how == "failed":
+            raise BoxFailed("its launcher was killed")
+        return msgspec.structs.replace(run, box_lost=True)
+
+    monkeypatch.setattr(LocalBox, "run_with", lost)
+    with pytest.raises(BoxFailed, match="the solution's box was lost"):
+        judged(tmp_path, "import os\ndef total(numbers):\n    os._exit(1)\n")
 
 
 @pytest.mark.parametrize("rung", HERE)

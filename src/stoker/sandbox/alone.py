@@ -96,7 +96,7 @@ class OpenBox:
 
         Raises:
             ToolRefused: the call cannot be carried out as written; nothing was run.
-            BoxFailed: it could not be started for a reason of ours.
+            BoxFailed: it could not be started for a reason of ours, or its box was lost with it.
         """
         try:
             seconds = duration(timeout, "timeout")
@@ -110,6 +110,10 @@ class OpenBox:
             raise ToolRefused(f"run: {error}; nothing was run") from error
         async with self._turn:
             ran = await self._box.run(request, timeout_seconds=seconds)
+        if ran.box_lost:
+            raise BoxFailed(
+                f"box {self.box_id} was lost while {request.argv[0]!r} ran; its files are gone"
+            )
         return BoxResult(**_fields(ran.result), usage=ran.usage)
 
     async def write_files(self, files: Mapping[str, bytes | str]) -> None:

@@ -61,6 +61,14 @@ for entry in os.listdir("/proc"):
         except OSError:
             pass
 seen["environment"] = "possible" if b"STOKER_CANARY" in environment else "refused"
+with open("/proc/self/status") as file:
+    status = dict(line.split(None, 1) for line in file if line.strip() and len(line.split()) > 1)
+def personality():
+    if libc.personality(8) < 0:
+        raise OSError("refused")
+tried("every_call", personality)
+seen["privileges"] = "refused" if status.get("NoNewPrivs:", "").strip() == "1" else "possible"
+seen["capabilities"] = "possible" if int(status.get("CapEff:", "1"), 16) else "refused"
 seen["descriptors"] = [n for n in os.listdir("/proc/self/fd") if int(n) > 3]
 open("/workspace/canary", "w").write("x")
 print(json.dumps(seen))
@@ -73,6 +81,12 @@ _MUST_REFUSE = {
     "network": "the host's network is visible",
     "environment": "an environment of the host is readable",
 }
+_MUST_REFUSE_SHARED = {
+    "every_call": "system calls are not filtered",
+    "privileges": "new privileges can be had",
+    "capabilities": "capabilities are left",
+}
+"""Of boxes that call the host's kernel. A runtime built without filters says nothing of it."""
 
 
 _DOCKER_OPEN = "--security-opt seccomp=unconfined --security-opt systempaths=unconfined"
@@ -150,7 +164,8 @@ async def _held(backend: CanaryBackend) -> tuple[str, str]:
     if not run.result.ok:
         return f"the canary ended badly: {run.result.text[:300]}", remedy_for(run.result.text)
     seen = json.loads(run.result.stdout.kept)
-    broken = [text for name, text in _MUST_REFUSE.items() if seen.get(name) != "refused"]
+    needed = {**_MUST_REFUSE, **(_MUST_REFUSE_SHARED if backend.shared_kernel else {})}
+    broken = [text for name, text in needed.items() if seen.get(name) != "refused"]
     if seen["descriptors"]:
         broken.append(f"descriptors {seen['descriptors']} of the host are open")
     if broken:

@@ -206,6 +206,12 @@ class _Sitting:
         if "process ended" not in detail:
             return detail
         ended = await _within(_GONE_SECONDS, answer)
+        broken = answer.exception() if answer.done() and not answer.cancelled() else None
+        if isinstance(broken, BoxFailed) or (ended is not None and ended.box_lost):
+            raise BoxFailed(
+                f"the solution's box was lost while it was graded ({broken or detail}); nothing "
+                "was graded"
+            )
         if ended is None:
             return detail
         result = ended.result

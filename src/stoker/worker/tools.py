@@ -209,12 +209,14 @@ class Tools:
             if plan.files:
                 await box.write_files(plan.files)
             ran = await self._in_box(box, plan.run, attempt)
+            if ran.box_lost:
+                raise BoxFailed(
+                    f"box {box.box_id} was lost while {plan.run.argv[0]!r} ran; it may have run in "
+                    "part",
+                    box=box.box_id,
+                )
             answer = None
-            if (
-                request.function is not None
-                and not ran.box_lost
-                and _status(ran.result) is CompletionStatus.OK
-            ):
+            if request.function is not None and _status(ran.result) is CompletionStatus.OK:
                 answer = await box.read_file(calls.ANSWER, bytes_max=CALL_RESULT_BYTES_MAX)
         finally:
             self._boxes.discard(box)
