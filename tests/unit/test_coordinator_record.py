@@ -1,10 +1,14 @@
 """What a resume must agree with, and how a run is found."""
 
+import json
 import os
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
+from stoker.config.tree import Settings
+from stoker.coordinator.agreement import differences
 from stoker.coordinator.record import (
     RunRecord,
     changed_settings,
@@ -51,3 +55,20 @@ def test_the_latest_runs_are_those_begun_last_whatever_they_are_called(tmp_path:
         os.utime(tmp_path / name / "run.json", (second, second))
     with pytest.raises(RunNotFound, match=r"the latest there: run_c, run_a, run_d$"):
         find_run("nope", tmp_path)
+
+
+def test_a_setting_that_came_since_is_no_difference_and_a_changed_one_is() -> None:
+    tree = Settings().model_dump(mode="json")
+    before = json.loads(json.dumps(tree))
+    for one in before["workers"]["classes"].values():
+        del one["service"]
+    for one in before["sandbox"]["baselines"].values():
+        del one["files"], one["setup"]
+    was = replace(RECORD, settings=before, settings_digest="then")
+    assert differences(was, replace(RECORD, settings=tree, settings_digest="now")) == []
+    tree["run"]["seed"] = 7
+    [said] = differences(was, replace(RECORD, settings=tree, settings_digest="now"))
+    assert said.startswith("setting run.seed (recorded ")
+    before["run"]["gone"] = 1
+    both = differences(was, replace(RECORD, settings=tree, settings_digest="now"))
+    assert "setting run.gone (recorded 1, given None)" in both

@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from pydantic import ValidationError
 
 import stoker
+from stoker.config.tree import Settings
 from stoker.coordinator.record import RunRecord, changed_settings, require_same_tasks
 from stoker.coordinator.request import RunRequest
 from stoker.errors import BadInput, RunChanged
@@ -106,9 +108,17 @@ def differences(old: RunRecord, new: RunRecord) -> list[str]:
             cut = 16 if field.endswith("digest") else None
             found.append(f"{label} (recorded {before[:cut]}, given {now[:cut]})")
     if old.settings_digest != new.settings_digest:
-        changed = changed_settings(_fixed(old.settings), _fixed(new.settings))
-        found += [f"setting {said}" for said in changed] or ["set of settings"]
+        changed = changed_settings(_fixed(_completed(old.settings)), _fixed(new.settings))
+        found += [f"setting {said}" for said in changed]
     return found
+
+
+def _completed(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return recorded settings with what was added since at its default: that changes nothing."""
+    try:
+        return Settings.model_validate(tree).model_dump(mode="json")
+    except ValidationError:  # of a version that knew others
+        return tree
 
 
 def _fixed(tree: dict[str, Any]) -> dict[str, Any]:
