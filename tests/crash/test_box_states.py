@@ -96,12 +96,15 @@ asyncio.run(main())
 """
 
 
-def test_a_baseline_whose_builder_was_killed_is_built_by_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize("point", [branching.STATE_WRITTEN, BUILT])
+def test_a_baseline_whose_builder_was_killed_is_built_by_the_next(
+    tmp_path: Path, point: str
+) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     built = subprocess.run(
         [sys.executable, "-c", BUILDER, str(tmp_path / "state"), str(kept)],
-        env={**os.environ, "STOKER_FAULT": f"{BUILT}=kill"},
+        env={**os.environ, "STOKER_FAULT": f"{point}=kill"},
         capture_output=True,
         timeout=60,
         check=False,
@@ -118,6 +121,8 @@ def test_a_baseline_whose_builder_was_killed_is_built_by_the_next(tmp_path: Path
             drawn = [(await box.read_file("when", bytes_max=99)).content for box in (one, two)]
             assert drawn[0]
             assert drawn[0] == drawn[1]
+            left = [path.name for path in kept.glob("*.part")]
+            assert left == [], "a draft of the dead goes with the next build"
             await backend.close()
             assert host.leaked() == 0
 

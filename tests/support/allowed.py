@@ -91,7 +91,6 @@ BOUNDARIES = {
 }
 
 UNTRIED_WRITES = {
-    "sandbox/baselines.py:_name": "after the point that has a built state without a recipe",
     "sandbox/unpacking.py:_write_extent": "files of a box that is being made: it goes with the box",
     # module:function: why no fault point is needed there
     "broker/copying.py:copy_database": "tried with a device that is always full",

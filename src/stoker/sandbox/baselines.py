@@ -22,6 +22,7 @@ from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.model.value import canonical_digest
 from stoker.sandbox.branching import Beginning, bounds_of
+from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.states import Bounds, Unkept, pack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
@@ -103,12 +104,14 @@ class Baselines:
         try:
             for number, line in enumerate(build.setup, start=1):
                 await _set_up(box, baseline.name, number, line, build.timeout_seconds)
-            saved = await box.checkpoint(self._directory)
+            # The recipe's lock is ours, and so is what a killed process left of building it.
+            drafts = recipe.with_suffix(".part")
+            await asyncio.to_thread(remove_tree, drafts)
+            drafts.mkdir(mode=0o700)
+            saved = await box.checkpoint(drafts)
         finally:
             await asyncio.shield(box.destroy())
-        reach(BUILT)
-        await asyncio.to_thread(_name, recipe, saved.digest)
-        return Path(saved.file)
+        return await asyncio.to_thread(_name, recipe, Path(saved.file))
 
 
 async def _set_up(box: "LocalBox", name: str, number: int, line: str, seconds: float) -> None:
@@ -156,10 +159,15 @@ def _found(recipe: Path) -> Path | None:
     return state if state.exists() else None
 
 
-def _name(recipe: Path, digest: str) -> None:
-    draft = recipe.with_name(f".{fresh_id('new_')}")
-    draft.write_text(digest, encoding="ascii")
+def _name(recipe: Path, drafted: Path) -> Path:
+    """Put a drafted state in its place and let ``recipe`` name it."""
+    state = drafted.replace(recipe.with_name(drafted.name))
+    reach(BUILT)
+    draft = drafted.with_name("recipe")
+    draft.write_text(state.name, encoding="ascii")
     draft.replace(recipe)
+    drafted.parent.rmdir()
+    return state
 
 
 @contextlib.asynccontextmanager
