@@ -37,7 +37,6 @@ class Needs:
         self.heard: set[WorkerId] = set()
         self.replaced: set[WorkerId] = set()
         self.holders: set[WorkerId] = set()
-        self.writes = False
         for request in requests:
             self._add(request)
         self.holders -= self.heard
@@ -51,11 +50,8 @@ class Needs:
             self._append(request)
         elif isinstance(request, Attach | Cancel):
             self.owners.add((request.run_id, request.partition))
-        elif not isinstance(request, SettleDead):
-            return
         if isinstance(request, Cancel | LeaseRequest | SettleDead):
             self.actions.update(request.action_ids)
-        self.writes = True
 
     def _worker(self, request: Request) -> None:
         if isinstance(request, Enroll):
