@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stoker.model.tools import ExportResult
 from stoker.sandbox.guest.wire import BODY_BYTES_MAX, HEADER_BYTES_MAX, Frames, frame
+from stoker.sandbox.vm import streams
 from stoker.sandbox.vm.link import GuestLink, GuestLost, Order
 
 ENDED: dict[str, Any] = {
@@ -129,6 +131,20 @@ LIES = {
 def test_a_lie_loses_the_guest(name: str) -> None:
     # What follows it would end the action well, were the lie let pass.
     assert "protocol" in lost(LIES[name] + frame("ended", **ENDED), action)
+
+
+def test_an_export_that_answers_with_names_alone_loses_the_guest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(streams, "WORDS_BYTES_MAX", 1000)
+    files = [frame("file", name="n" * 90, size=0, refused="r" * 10) for _ in range(11)]
+
+    def exporting(link: GuestLink) -> Awaitable[object]:
+        return link.export((".",), bytes_max=0)
+
+    assert "more names than any walk gives" in lost(b"".join(files), exporting)
+    allowed = spoken(b"".join([*files[:10], frame("done")]), exporting)
+    assert isinstance(allowed, ExportResult)
 
 
 def test_silence_is_bounded() -> None:

@@ -227,6 +227,28 @@ def test_without_openat2_another_name_still_never_climbs(
     assert names_in(tmp_path / "workspace") == []
 
 
+def test_names_alone_are_bounded_on_the_way_out_and_in(tmp_path: Path) -> None:
+    bounds = states.Bounds(bytes_max=1000, entries_max=8)
+    (tmp_path / "long").mkdir()
+    (tmp_path / "into").mkdir()
+    for number in range(3):
+        (tmp_path / "long" / f"{number}").symlink_to("t" * 4000)
+    long = os.open(tmp_path / "long", os.O_PATH | os.O_DIRECTORY)
+    into = os.open(tmp_path / "into", os.O_PATH | os.O_DIRECTORY)
+    try:
+        with pytest.raises(states.Unkept, match="names take more than"):
+            states.pack({b"workspace": long}, BytesIO(), bounds)
+        stream = BytesIO()
+        more = msgspec.structs.replace(bounds, entries_max=100)
+        packed = states.pack({b"workspace": long}, stream, more)
+        stream.seek(0)
+        with pytest.raises(OSError, match="names take more than"):
+            unpacking.unpack(stream, {b"workspace": into}, None, packed.digest, bounds)
+    finally:
+        os.close(long)
+        os.close(into)
+
+
 @pytest.mark.parametrize("rung", sandbox.HERE)
 def test_a_state_larger_than_the_limits_is_no_box(tmp_path: Path, rung: Rung) -> None:
     async def body(backend: LocalBackend, box: LocalBox) -> None:

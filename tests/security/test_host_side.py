@@ -13,11 +13,27 @@ import pytest
 from stoker.errors import ToolRefused
 from stoker.model.execution import Limits, Rung
 from stoker.model.tools import ExportResult, ReadResult, RunRequest
-from stoker.sandbox import kernel
+from stoker.sandbox import beneath, kernel
 from stoker.sandbox.files import WorkspaceFiles
 from stoker.sandbox.removal import remove_tree
 from support import sandbox
 from support.sandbox import EVERY, HERE, ORDINARY_UID, OWN, attacked, boxed, needs_root
+
+
+def test_a_walk_of_long_names_ends_at_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}{'n' * 200}").write_bytes(b"")
+    monkeypatch.setattr(beneath, "NAMES_BYTES_MAX", 1000)
+    files = WorkspaceFiles(str(tmp_path), None)
+    try:
+        exported = files.export((".",), bytes_max=1)
+    finally:
+        files.close()
+    assert len(exported.files) == 4
+    assert list(exported.refused.values()) == ["more than 1000 bytes of names"]
+
 
 TRAPS = """
 mkdir -p real/deep links

@@ -20,6 +20,8 @@ from stoker.sandbox import kernel
 _CHUNK_BYTES = 1024 * 1024
 _DEPTH_MAX = 64
 _ENTRIES_MAX = 50_000
+NAMES_BYTES_MAX = 16 * 1024 * 1024
+"""Most bytes of paths in one walk: many entries with long names are much, without any content."""
 _FILE_MODE = 0o644
 _DIRECTORY_MODE = 0o755
 
@@ -99,12 +101,16 @@ class Beneath:
 
     def found(self, paths: Sequence[str]) -> Iterator[tuple[list[bytes], str]]:
         """Yield the parts of every file at or beneath ``paths``, or why one is refused."""
-        seen = 0
+        seen = names = 0
         for path in paths:
             for parts, problem in self._walk(path):
                 seen += 1
+                names += sum(len(part) + 1 for part in parts)
                 if seen > _ENTRIES_MAX:
                     yield parts, f"more than {_ENTRIES_MAX} entries"
+                    return
+                if names > NAMES_BYTES_MAX:
+                    yield parts, f"more than {NAMES_BYTES_MAX} bytes of names"
                     return
                 yield parts, problem
 

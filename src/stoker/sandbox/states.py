@@ -28,6 +28,10 @@ CHUNK_BYTES = 1024 * 1024
 RECORD_BYTES_MAX = 64 * 1024 * 1024
 _LEFT_OUT_MAX = 20
 LENGTH_BYTES = 4
+_RECORD_BYTES_MEAN = 1024
+"""Of each entry that is allowed; paths of a usual tree take a tenth of it."""
+_HOLES_SHARE = 128
+"""Between two holes lies a page of 4 KiB at least, and is written down in 20 bytes at most."""
 KEPT_MODE = 0o777
 _OPENED_MODE = 0o700
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -66,7 +70,16 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
     """How much a state may hold."""
 
     bytes_max: int
+    """Content of its files."""
     entries_max: int
+
+    @property
+    def records_bytes_max(self) -> int:
+        """Return how much its records may take: paths and targets of links, and lists of holes.
+
+        Without it long names would be up to 4 KiB for every file that a limit allows.
+        """
+        return _RECORD_BYTES_MEAN * self.entries_max + self.bytes_max // _HOLES_SHARE
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -124,6 +137,7 @@ class _Packer:
         self._size = 0
         self._bytes = 0
         self._entries = 0
+        self._records = 0
         self._left_out: list[str] = []
         self._links: dict[tuple[int, int], bytes] = {}
         """Files with several names, by device and inode."""
@@ -226,6 +240,9 @@ class _Packer:
         record = _encode(entry)
         if len(record) > RECORD_BYTES_MAX:
             raise Unkept("a file has too many holes")
+        self._records += LENGTH_BYTES + len(record)
+        if self._records > self._bounds.records_bytes_max:
+            raise Unkept(f"its names take more than {self._bounds.records_bytes_max} bytes")
         self._write(len(record).to_bytes(LENGTH_BYTES) + record)
 
     def _write(self, content: bytes) -> None:

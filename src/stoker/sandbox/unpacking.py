@@ -52,7 +52,7 @@ def unpack(
             then is nothing to be used.
         OSError: it cannot be written, or is more than ``bounds`` allow (``ENOSPC``).
     """
-    reader = _Reader(source)
+    reader = _Reader(source, bounds.records_bytes_max)
     try:
         reader.begin()
         with _Placer(folders, owner, bounds) as placer:
@@ -69,9 +69,10 @@ def unpack(
 
 
 class _Reader:
-    def __init__(self, source: BinaryIO) -> None:
+    def __init__(self, source: BinaryIO, records_bytes_max: int) -> None:
         self._source = source
         self._hash = blake2b(digest_size=32)
+        self._records_left = records_bytes_max
 
     def begin(self) -> None:
         """Read what every stream begins with."""
@@ -95,6 +96,9 @@ class _Reader:
         length = int.from_bytes(head)
         if len(head) != LENGTH_BYTES or length > RECORD_BYTES_MAX:
             raise ValueError("a record has no usable length")
+        self._records_left -= LENGTH_BYTES + length
+        if self._records_left < 0:
+            raise OSError(errno.ENOSPC, "its names take more than the limits of the box allow")
         return _decode(self.read(length))
 
     def digest(self) -> str:

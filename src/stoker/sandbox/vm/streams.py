@@ -9,6 +9,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Mapping
 
+from stoker.sandbox.beneath import NAMES_BYTES_MAX
 from stoker.sandbox.guest.wire import BODY_BYTES_MAX, STDIN, WINDOW_BYTES, frame
 from stoker.sandbox.vm import said
 
@@ -154,6 +155,10 @@ class Running:
         return self.relays[number]
 
 
+WORDS_BYTES_MAX = 4 * NAMES_BYTES_MAX + 16 * 1024 * 1024
+"""Names and reasons of one answer: a byte of a name is shown as four at most; reasons are short."""
+
+
 class Answer:
     """The files of one answer."""
 
@@ -164,6 +169,7 @@ class Answer:
         self.files: list[tuple[said.File, bytes]] = []
         self._left = bytes_max
         self._files_max = files_max
+        self._words_left = WORDS_BYTES_MAX
         self._content = bytearray()
 
     def hear(
@@ -180,6 +186,9 @@ class Answer:
         elif isinstance(message, said.File):
             if len(self.files) >= self._files_max:
                 raise ValueError("more files than were asked for")
+            self._words_left -= len(message.name) + len(message.refused or "")
+            if self._words_left < 0:
+                raise ValueError("more names than any walk gives")
             self.files.append((message, bytes(self._content)))
             self._content.clear()
         else:
