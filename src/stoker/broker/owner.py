@@ -12,7 +12,6 @@ import gc
 import logging
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
@@ -31,6 +30,7 @@ from stoker.broker.place import (
 from stoker.broker.schema import check_version
 from stoker.broker.server import Server
 from stoker.broker.service import LedgerService
+from stoker.broker.sockets import listen
 from stoker.broker.store_sqlite import SqliteStore
 from stoker.errors import ConfigInvalid, StokerError
 from stoker.seams.clock import SystemClock, boot_id
@@ -49,7 +49,6 @@ PUBLISH = declare(
     "ledger.publish", "where the owner listens is written", "kill", "torn", "disk_full"
 )
 
-_BACKLOG = 256
 _COLLECTED_AFTER = (50_000, 20, 100)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 32 * 1024 * 1024
@@ -150,17 +149,6 @@ def keep_memory() -> None:
     if mallopt is not None:  # another C library keeps to its own ways
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-
-
-def listen(socket_file: Path) -> socket.socket:
-    """Return a listening socket at a path whose directory's lock we hold."""
-    socket_file.unlink(missing_ok=True)  # we hold the lock: whoever bound it is dead
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(str(socket_file))
-    socket_file.chmod(0o600)
-    listener.listen(_BACKLOG)
-    listener.setblocking(False)
-    return listener
 
 
 def publish(directory: Path, socket_file: Path) -> None:

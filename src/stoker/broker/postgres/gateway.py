@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from stoker.broker.base import Durability, LedgerLimits
 from stoker.broker.exchange import Exchange
-from stoker.broker.owner import collect_seldom, daemonize, keep_memory, listen, publish
+from stoker.broker.owner import collect_seldom, daemonize, keep_memory, publish
 from stoker.broker.place import DATABASE_ADDRESS, check_directory, socket_path, take_lock
 from stoker.broker.postgres.bell import Bell
 from stoker.broker.postgres.connection import connect, migrate
@@ -29,6 +29,7 @@ from stoker.broker.postgres.store import PostgresStore
 from stoker.broker.postgres.sweeper import Sweeper
 from stoker.broker.postgres.time import ServerClock
 from stoker.broker.server import Server
+from stoker.broker.sockets import listen
 from stoker.broker.spawn import Database
 from stoker.broker.store import StorageConflict, StorageLost
 from stoker.config.secret import Secret
