@@ -46,17 +46,14 @@ def test_rung_a_enforces_everything(report: DoctorReport) -> None:
     assert {s.limit: s.level for s in offer.strengths} == dict.fromkeys(LIMITS, "enforced")
 
 
-V1 = "cgroup /sys/fs/cgroup/pids cgroup rw,pids 0 0\nproc /proc proc rw 0 0\n"
-V2 = "cgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
+V2 = "proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
 
 
 @pytest.mark.parametrize(
     ("mounts", "remedy"),
     [
-        (V1, "mount -t cgroup -o none,name=prompt,favordynmods"),
         (V2, "mount -o remount,favordynmods /sys/fs/cgroup"),
         (V2.replace("nsdelegate", "nsdelegate,favordynmods"), ""),
-        (V1 + "none /run/x cgroup rw,favordynmods,name=prompt 0 0\n", ""),
     ],
 )
 def test_prompt_joins_are_offered_and_never_made(mounts: str, remedy: str) -> None:

@@ -13,7 +13,7 @@ from stoker.model.execution import Baseline, Limits
 from stoker.model.tools import LimitKind
 from stoker.sandbox import cgroups, reporter, runtime, uids
 from stoker.sandbox import ledger as ledger_module
-from stoker.sandbox.cgroups import Counters, TreeV2
+from stoker.sandbox.cgroups import Counters, TreeV1, TreeV2
 from stoker.sandbox.ledger import BoxLedger, BoxRecord
 from stoker.sandbox.supervise import _from_counters, ending
 from stoker.sandbox.uids import UidLeases
@@ -205,6 +205,33 @@ def test_version_2_is_read_and_written_by_its_files(
     group.reset_peak()
     group.close()
     group.close()
+
+
+def test_version_1_is_joined_without_waiting_for_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Path.mkdir
+
+    def mkdir(path: Path, *args: object, **options: object) -> None:
+        made(path)
+        for name in (
+            "tasks", "cgroup.procs", "memory.limit_in_bytes", "memory.oom_control", "pids.max",
+            "pids.events", "cpuacct.usage",
+        ):  # fmt: skip
+            (path / name).write_text("")
+
+    parents = {name: str(tmp_path / name) for name in ("freezer", "pids", "cpuacct", "memory")}
+    for parent in parents.values():
+        made(Path(parent))
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    group = TreeV1(parents).create("stoker.x.box_1", Limits())
+    for descriptor in group.join_descriptors():
+        os.write(descriptor, b"0")
+        os.close(descriptor)
+    group.close()
+    for directory in group.directories:
+        assert (Path(directory) / "tasks").read_text() == "0"
+        assert (Path(directory) / "cgroup.procs").read_text() == "", "it waits after idle time"
 
 
 def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:

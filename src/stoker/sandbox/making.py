@@ -26,7 +26,7 @@ class WorkOrder(msgspec.Struct, kw_only=True):
     """Number among ``targets`` of a user namespace that it enters as ``identity``, its owner."""
     rlimits: dict[int, tuple[int, int]] = {}
     cgroups: int = 0
-    """Passed descriptors of ``cgroup.procs`` that the child joins by writing ``0``."""
+    """Passed descriptors by which the child joins its groups: it writes ``0`` to each."""
     place: Place | None = None
     """A mount namespace of its own; the detached mounts for it follow the cgroups'."""
     targets: list[int] = []

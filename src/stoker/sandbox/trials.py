@@ -326,6 +326,7 @@ def host_facts(host: SandboxHost, offers: Sequence[BoxOffer] = ()) -> tuple[Host
     """Return the properties that explain what was found, ``offers`` among it."""
     launcher = host.runtime.launcher
     grouped = host.tree is not None
+    unified = host.tree is not None and host.tree.version == _UNIFIED
     abi = kernel.landlock_abi()
     return (
         HostFact(name="kernel", value=f"{platform.release()} {kernel.machine()}", ok=True),
@@ -336,7 +337,7 @@ def host_facts(host: SandboxHost, offers: Sequence[BoxOffer] = ()) -> tuple[Host
             ok=grouped,
             remedy="" if grouped else _IN_CONTAINER if host.root else _BETTER,
         ),
-        *([joining(Path("/proc/mounts").read_text())] if host.root and grouped else []),
+        *([joining(Path("/proc/mounts").read_text())] if host.root and unified else []),
         HostFact(
             name="bubblewrap",
             value=str(launcher) if launcher else host.runtime.launcher_missing,
@@ -361,24 +362,20 @@ def host_facts(host: SandboxHost, offers: Sequence[BoxOffer] = ()) -> tuple[Host
 
 
 _PROMPT = "favordynmods"
+_UNIFIED = 2
+"""Version of control groups whose joining may wait."""
 
 
 def joining(mounts: str) -> HostFact:
-    """Return whether joining a control group waits for the kernel, by the table of mounts.
+    """Return whether joining a version 2 group waits for the kernel, by the table of mounts.
 
-    It does after idle time, 5 to 19 ms, unless a hierarchy asks for promptness; that counts for the
-    whole host and lasts until it is booted again, so it is offered and never done.
+    It does after idle time, 5 to 19 ms, unless the hierarchy asks for promptness; that counts for
+    the whole host and lasts until it is booted again, so it is offered and never done.
     """
     rows = [line.split() for line in mounts.splitlines()]
-    groups = [(row[1], row[2], row[3].split(",")) for row in rows if row[2].startswith("cgroup")]
-    prompt = any(_PROMPT in options for _, _, options in groups)
-    unified = next((point for point, kind, _ in groups if kind == "cgroup2"), None)
-    ask = f"mount -o remount,{_PROMPT} {unified}"
-    if unified is None:
-        ask = (
-            "mkdir -p /run/stoker/prompt && "
-            f"mount -t cgroup -o none,name=prompt,{_PROMPT} none /run/stoker/prompt"
-        )
+    point, options = next((row[1], row[3]) for row in rows if row[2] == "cgroup2")
+    prompt = _PROMPT in options.split(",")
+    ask = f"mount -o remount,{_PROMPT} {point}"
     return HostFact(
         name="joining control groups",
         value="prompt" if prompt else "may wait 5 to 19 ms after idle time",
