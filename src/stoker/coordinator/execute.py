@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.broker.base import Attach, Durability, Ledger, StatsReply
+from stoker.broker.base import Attach, Durability, Ledger
 from stoker.broker.client import connect
 from stoker.broker.limits import database_of, limits_of, refuse_other
 from stoker.broker.network import remote_of
@@ -33,7 +33,6 @@ from stoker.coordinator.common import CommonLedger
 from stoker.coordinator.coordinator import Coordinator, Parts
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.events import EventRouter
-from stoker.coordinator.exporting import Exporter
 from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.flow import Flow
 from stoker.coordinator.flow_parts import FlowParts
@@ -48,13 +47,11 @@ from stoker.coordinator.record import (
 )
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
 from stoker.coordinator.resuming import Resumer
-from stoker.coordinator.sampling import AdmissionFeed
-from stoker.coordinator.server_share import ServerShare
 from stoker.coordinator.sharing import Membership, Part, end_owner
 from stoker.coordinator.snapshots import Snapshots
 from stoker.coordinator.storage import StorageWatch, require_room
+from stoker.coordinator.telling import Telling
 from stoker.coordinator.trainer import Serving, TrainerSeat
-from stoker.coordinator.view import RunSnapshot
 from stoker.coordinator.workers import LocalWorkers
 from stoker.errors import BadInput, RunChanged, RunOwned, StokerError
 from stoker.inference.base import Model, Pausing
@@ -72,11 +69,7 @@ from stoker.seams.faultpoints import declare, reach
 RECORDED = declare("coordinator.recorded", "the run has its record; no ledger has been asked")
 ATTACHED = declare("coordinator.attached", "the run is ours; nothing was read or admitted")
 
-_OBSERVE_SECONDS = 0.25
-_STATUS_EVERY = 4
 _READY_SECONDS = 60.0
-_STATS_SECONDS = 1.0
-"""How long a status waits for the ledger's counters before it is written with the last ones."""
 _CHECK_SECONDS = 5.0
 """What check replays may still take at the end of a run."""
 
@@ -399,80 +392,39 @@ class _Execution:
         snapshots = Snapshots(coordinator, run, self._part, workers, accept_shared_kernel=shared)
         for notice in self._notices:
             snapshots.said(notice)
-        keeping.add_done_callback(lambda done: _trouble(coordinator, done))
         self._log.event("run_started", run=run.path.name, rollouts=coordinator.parts.plan.total)
-        telling = asyncio.create_task(self._tell(snapshots, coordinator))
-        checking = asyncio.create_task(coordinator.parts.checker.run())
-        self._stack.push_async_callback(_cancelled, checking)
         storage = StorageWatch(run.artifacts, self._settings.storage.artifacts_max, self._stop)
-        watching = asyncio.create_task(storage.run(snapshots.hold))
-        self._stack.push_async_callback(_cancelled, watching)
-        ending = asyncio.create_task(CancelWatch(run, coordinator).run())
-        ending.add_done_callback(lambda done: _trouble(coordinator, done))
-        self._stack.push_async_callback(_cancelled, ending)
+        telling = Telling(self._settings, coordinator, snapshots, self._observer)
+        told = asyncio.create_task(telling.run(self._metrics, self._clock))
+        besides = [
+            asyncio.create_task(coordinator.parts.checker.run()),
+            asyncio.create_task(storage.run(snapshots.hold)),
+            asyncio.create_task(CancelWatch(run, coordinator).run()),
+        ]
+        for task in besides:
+            self._stack.push_async_callback(_cancelled, task)
+        for task in (keeping, told, *besides):
+            task.add_done_callback(lambda done: _trouble(coordinator, done))
         try:
             await coordinator.run()
             if coordinator.left == 0:
                 await coordinator.parts.checker.settle(_CHECK_SECONDS)
             coordinator.state = "finished" if coordinator.left == 0 else "stopped"
         finally:
-            await _cancelled(telling)
+            await _cancelled(told)
             await _cancelled(keeping)
             await self._leave(workers)
             if self._membership.leave():  # else the last one may be ending the ledger's owner now
                 with suppress(StokerError):  # a ledger that broke has nothing newer to say
                     await snapshots.refresh()
-            snapshot = self._said(snapshots, coordinator)
+            snapshot = telling.now()
             snapshots.write(snapshot)
             self._log.event("run_ended", run=run.path.name, left=coordinator.left)
         return RunReport(snapshot=snapshot, resumable=coordinator.left > 0)
 
-    async def _tell(self, snapshots: Snapshots, coordinator: Coordinator) -> None:
-        parts = coordinator.parts
-        results_max = self._settings.ledger.results_max
-        feed = AdmissionFeed(parts.admission, parts.lane, parts.figures, results_max)
-        exporter = Exporter(self._metrics)
-        stats: StatsReply | None = None
-        count = 0
-        server = ServerShare.of_run(parts.ledger, parts.lane, parts.plan, self._settings.lane)
-        while True:
-            if count % _STATUS_EVERY == 0:
-                with suppress(TimeoutError, StokerError):  # a silent ledger must not blind people
-                    async with asyncio.timeout(_STATS_SECONDS):
-                        stats = await snapshots.refresh()
-                        await server.refresh(more=coordinator.left > len(coordinator.flow.active))
-                active, boxes = len(coordinator.flow.active), coordinator.boxes_reserved
-                change = feed.sample(active=active, boxes_reserved=boxes, stats=stats)
-                if change is not None:
-                    self._log.event(
-                        "admission_changed",
-                        before=change.before,
-                        after=change.after,
-                        why=change.reason,
-                    )
-            snapshot = self._said(snapshots, coordinator)
-            if count % _STATUS_EVERY == 0:
-                snapshots.write(snapshot)
-                if stats is not None:
-                    exporter.export(snapshot, parts.lane.totals(), stats)
-            count += 1
-            due = self._clock.monotonic() + _OBSERVE_SECONDS
-            await asyncio.sleep(_OBSERVE_SECONDS)
-            exporter.lag(self._clock.monotonic() - due)
-
     async def _end_owner(self, directory: Path) -> None:
         if self._is_last():
             await end_owner(directory)
-
-    def _said(self, snapshots: Snapshots, coordinator: Coordinator) -> RunSnapshot:
-        for line in coordinator.parts.lines:
-            self._log.rollout(line)
-            snapshots.ended(line)
-        coordinator.parts.lines.clear()
-        snapshot = snapshots.take()
-        if self._observer is not None:
-            self._observer(snapshot)
-        return snapshot
 
 
 def _trouble(coordinator: Coordinator, done: "asyncio.Task[None]") -> None:
