@@ -63,7 +63,7 @@ BOUNDARIES = {
     "broker/postgres/gateway.py:main": "whatever it was, the process ends and the next begins anew",
     "cli/main.py:main": "the outermost boundary of the command line: a bug is shown whole",
     "coordinator/dispatch.py:Dispatcher._generate": "a backend's bug is one rollout's fault",
-    "coordinator/telling.py:Telling.now": "an observer is the caller's code: it costs itself, not the run",
+    "coordinator/telling.py:Telling.now": "the caller's code costs itself, not the run",
     "inference/in_process/thread.py:EngineThread._step": "ends the calls of the step, not the run",
     "inference/in_process/thread.py:EngineThread.do.doing": "raised again where it is awaited",
     "inference/tokens/packaged.py:_tried": "per-model code of a package meets arbitrary ids",

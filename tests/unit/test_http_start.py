@@ -10,7 +10,8 @@ import pytest
 from stoker.config.tree import ModelSettings
 from stoker.errors import ConfigInvalid
 from stoker.inference.base import ModelInfo
-from stoker.inference.http.model import HttpModel, servers
+from stoker.inference.http.addresses import servers
+from stoker.inference.http.model import HttpModel
 from stoker.inference.policy import FunctionPolicy
 from stoker.testing.openai_server import OpenAIServer
 from stoker.testing.openai_server_engine import Features

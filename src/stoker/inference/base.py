@@ -24,7 +24,7 @@ class ReplicaInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_by_slot: bool = False
     """Each call has a fixed part of that cache: memory never binds before the window does."""
     server: str = ""
-    """Address of a server that other runs may use too; empty: it is this run's alone."""
+    """Name, the same in all runs, of a server they may share; empty: it is this run's alone."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):

@@ -79,7 +79,8 @@ def _open_http(spec: str, settings: ModelSettings) -> Model:
         raise ConfigInvalid(
             f"model {spec!r} needs an HTTP client, which is not installed: pip install aiohttp"
         )
-    from stoker.inference.http.model import HttpModel, servers  # noqa: PLC0415 - an extra
+    from stoker.inference.http.addresses import servers  # noqa: PLC0415 - an extra
+    from stoker.inference.http.model import HttpModel  # noqa: PLC0415 - an extra
 
     return HttpModel(servers(spec), settings)
 

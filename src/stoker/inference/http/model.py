@@ -15,6 +15,7 @@ from stoker.errors import ConfigInvalid, ModelUnavailable
 from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo, Weights
 from stoker.inference.http import control
+from stoker.inference.http.addresses import server_name
 from stoker.inference.http.replica import Replica, ToolReading
 from stoker.inference.http.watch import Watch
 from stoker.inference.http.weights import policy_version
@@ -201,25 +202,6 @@ class HttpModel:
             (self._paused if paused else self._resumed)()
 
 
-def servers(text: str) -> tuple[str, ...]:
-    """Return the addresses in ``http://host:port[,http://host2:port]``.
-
-    Raises:
-        ConfigInvalid: one of them is no address of a server.
-    """
-    urls = tuple(part.strip().rstrip("/").removesuffix("/v1") for part in text.split(","))
-    for url in urls:
-        scheme, mark, rest = url.partition("://")
-        if scheme not in {"http", "https"} or not mark or not rest.strip("/"):
-            raise ConfigInvalid(
-                f"model {text!r}: {url!r} is no address of a server; write http://HOST:PORT, "
-                "several with commas between them"
-            )
-    if len(set(urls)) != len(urls):
-        raise ConfigInvalid(f"model {text!r} names one server twice")
-    return urls
-
-
 def _info(replicas: tuple[Replica, ...], settings: ModelSettings) -> ModelInfo:
     names = {replica.offer.name for replica in replicas}
     if len(names) > 1:
@@ -237,7 +219,7 @@ def _info(replicas: tuple[Replica, ...], settings: ModelSettings) -> ModelInfo:
                 replica=replica.index,
                 window=settings.window,
                 kv_tokens=replica.offer.kv_tokens,
-                server=replica.link.url,
+                server=server_name(replica.link.url),
             )
             for replica in replicas
         ),
