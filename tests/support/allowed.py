@@ -107,6 +107,7 @@ UNTRIED_WRITES = {
     "sandbox/box_etc.py:fill": "within the making of a box, after its record",
     "sandbox/cgroups.py:_freeze": "a control file of the kernel",
     "sandbox/cgroups.py:_unified_tree": "a control file of the kernel",
+    "sandbox/cgroups.py:_GroupV1.reset_peak": "a control file of the kernel",
     "sandbox/cgroups.py:_write": "a control file of the kernel",
     "sandbox/guest/counters.py:ControlGroup._write": "a control file of a guest's kernel",
     "sandbox/guest/place.py:_reseed": "a device of a guest",

@@ -25,6 +25,7 @@ _FREEZE_AFTER = 3
 """Rounds of plain killing before the group is frozen first: a fork bomb outruns plain killing."""
 _KILL_ROUNDS_MAX = 2500
 _REMOVE_ROUNDS_MAX = 500
+_READ_BYTES = 65536
 
 
 class Counters(NamedTuple):
@@ -128,7 +129,6 @@ class TreeV1:
 class _GroupV1:
     def __init__(self, name: str, parents: dict[str, str], directories: tuple[str, ...]) -> None:
         self.directories = directories
-        self._peak = str(Path(parents["memory"]) / name / "memory.max_usage_in_bytes")
         self._files = [
             os.open(Path(parents[controller]) / name / file, os.O_RDONLY | os.O_CLOEXEC)
             for controller, file in (
@@ -137,6 +137,11 @@ class _GroupV1:
                 ("pids", "pids.events"),
             )
         ]
+        self._peak: int | None = None
+        with contextlib.suppress(OSError):
+            peak = f"{parents['memory']}/{name}/memory.max_usage_in_bytes"
+            self._peak = os.open(peak, os.O_RDWR | os.O_CLOEXEC)
+            self._files.append(self._peak)
 
     def join_descriptors(self) -> list[int]:
         # By ``cgroup.procs`` the kernel moves all threads of the writer, and holds up every fork
@@ -144,7 +149,7 @@ class _GroupV1:
         return _open_joins(self.directories, "tasks")
 
     def counters(self) -> Counters:
-        usage, control, events = (os.pread(file, 4096, 0) for file in self._files)
+        usage, control, events = (os.pread(file, 4096, 0) for file in self._files[:3])
         return Counters(
             int(usage) / 1e9,
             _field(control, b"oom_kill"),
@@ -153,15 +158,15 @@ class _GroupV1:
         )
 
     def _read_peak(self) -> int | None:
-        with contextlib.suppress(OSError, ValueError):
-            return int(Path(self._peak).read_bytes())
-        return None
+        return None if self._peak is None else int(os.pread(self._peak, 64, 0))
 
     def reset_peak(self) -> None:
         with contextlib.suppress(OSError):
-            _write(Path(self._peak), 0)
+            if self._peak is not None:
+                os.pwrite(self._peak, b"0", 0)
 
     def close(self) -> None:
+        self._peak = None
         while self._files:
             os.close(self._files.pop())
 
@@ -324,7 +329,7 @@ def live_pids(directories: tuple[str, ...], spared: frozenset[int] = frozenset()
 
 def _pids(directory: str) -> list[int]:
     try:
-        return [int(word) for word in (Path(directory) / "cgroup.procs").read_bytes().split()]
+        return [int(word) for word in _content(f"{directory}/cgroup.procs").split()]
     except OSError:
         return []
 
@@ -332,7 +337,7 @@ def _pids(directory: str) -> list[int]:
 def is_zombie(pid: int) -> bool:
     """Whether a process is dead and only waits to be reaped (or is gone)."""
     try:
-        status = Path(f"/proc/{pid}/stat").read_bytes()
+        status = _content(f"/proc/{pid}/stat")
     except OSError:
         return True
     return status.rpartition(b") ")[2][:1] in (b"Z", b"X")
@@ -374,6 +379,15 @@ def remove_directories(directories: tuple[str, ...]) -> bool:
 
 def _open_joins(directories: tuple[str, ...], file: str) -> list[int]:
     return [os.open(f"{d}/{file}", os.O_WRONLY | os.O_CLOEXEC) for d in directories]
+
+
+def _content(path: str) -> bytes:
+    # Read several times for every action; a file object costs more than what it reads.
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return b"".join(iter(lambda: os.read(file, _READ_BYTES), b""))
+    finally:
+        os.close(file)
 
 
 def _write(path: Path, value: int) -> None:

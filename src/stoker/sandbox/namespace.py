@@ -10,7 +10,7 @@ Where the policy is ``warm``, ``python`` actions are forked by a server in the b
 
 import logging
 import os
-from pathlib import Path
+import posixpath
 
 from stoker.errors import BoxFailed, IsolationUnavailable
 from stoker.model.execution import ExecutionPolicy, Rung
@@ -65,7 +65,7 @@ class NamespaceBackend(FencedBackend):
             *(["--disable-userns"] if self.defences.disable_user_namespaces else []),
             *self._file_system(box, masks=self.defences.proc_masks),
             *self._variables(box, request),
-            "--chdir", str(Path("/workspace") / inside_directory(request.directory)),
+            "--chdir", _in_workspace(request),
             "--json-status-fd", str(status_at),
         ]  # fmt: skip
         argv = self._argv(box, request)
@@ -76,7 +76,7 @@ class NamespaceBackend(FencedBackend):
         if self.defences.seccomp:
             options += ["--seccomp", str(filter_at)]
         place, mounts = self.place(box, str(self.host.runtime.launcher))
-        passed = {options_at: kernel.memory_file("options", b"".join(map(_terminated, options)))}
+        passed = {options_at: kernel.memory_file("options", _terminated(options))}
         if self.defences.seccomp:
             program = seccomp.filter_program(kernel.machine())
             passed[filter_at] = kernel.memory_file("filter", program)
@@ -115,7 +115,7 @@ class NamespaceBackend(FencedBackend):
         server = await self._server(box)
         if server is None:
             return None
-        directory = str(Path("/workspace") / inside_directory(request.directory))
+        directory = _in_workspace(request)
         variables = {**self.environment(box, request), "PWD": directory}  # as the launcher does
         return Prepared(
             order=WorkOrder(
@@ -175,7 +175,7 @@ class NamespaceBackend(FencedBackend):
             mounts=mounts,
             passed=[
                 kernel.memory_file("filter", seccomp.filter_program(kernel.machine())),
-                kernel.memory_file("options", b"".join(map(_terminated, options))),
+                kernel.memory_file("options", _terminated(options)),
                 go,
                 info_write,
             ],
@@ -263,8 +263,12 @@ def _parts(host: SandboxHost, rung: Rung | None) -> Parts:
     )
 
 
-def _terminated(option: str) -> bytes:
-    return os.fsencode(option) + b"\0"
+def _in_workspace(request: RunRequest) -> str:
+    return posixpath.normpath(f"/workspace/{inside_directory(request.directory)}")
+
+
+def _terminated(options: list[str]) -> bytes:
+    return os.fsencode("".join(f"{option}\0" for option in options))
 
 
 def _system_directory(path: str) -> list[str]:

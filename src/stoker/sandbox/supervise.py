@@ -168,6 +168,7 @@ class _Supervision:
         self._limit: LimitKind | None = None
         self._started: Started | None = None
         self._feed: _Feed | None = None
+        self._next_look: asyncio.TimerHandle | None = None
         self._cpu_seen = 0.0
         cap = work.limits.output_bytes
         self._out = _Drain(cap, lambda: self._stop(LimitKind.OUTPUT))
@@ -179,12 +180,13 @@ class _Supervision:
         try:
             started = await self._start()
             timer = loop.call_later(self._work.timeout_seconds, self._stop, None)
-            watching = loop.create_task(self._watch(started))
+            self._look_in(self._work.limits.cpu_seconds)
             try:
                 exited = await asyncio.shield(started.exited)
             finally:
                 timer.cancel()
-                watching.cancel()
+                if self._next_look is not None:
+                    self._next_look.cancel()
         finally:
             await _uncancelled(self._clear())
         return self._verdict(exited)
@@ -235,19 +237,22 @@ class _Supervision:
             await self._stopping
         if self._started is not None:
             await asyncio.wait([self._started.exited])
-        await self._kill_group()  # a server that died meanwhile spares nobody any more
+        if self._maker.dead:  # a server that died meanwhile spares nobody any more
+            await self._kill_group()
         if self._feed is not None:
             self._feed.close()
         await asyncio.wait([self._out.ended, self._err.ended], timeout=_DRAIN_SECONDS)
         self._stdout, self._stderr = self._out.close(), self._err.close()
 
-    async def _watch(self, started: Started) -> None:
-        pid = await started.pid
-        while True:
-            left = self._look(pid)
-            most = _TICK_MOST_SECONDS if self._work.group else _TICK_LEAST_SECONDS
-            pause = max(_TICK_LEAST_SECONDS, min(most, left / _CORES * 0.9))
-            await asyncio.sleep(pause)
+    def _look_in(self, left: float) -> None:
+        """Look at the limits in a while, with so much CPU time left."""
+        most = _TICK_MOST_SECONDS if self._work.group else _TICK_LEAST_SECONDS
+        pause = max(_TICK_LEAST_SECONDS, min(most, left / _CORES * 0.9))
+        self._next_look = asyncio.get_running_loop().call_later(pause, self._watch)
+
+    def _watch(self) -> None:
+        assert self._started is not None, "nothing is watched before it is started"
+        self._look_in(self._look(self._started.pid.result()))
 
     def _look(self, pid: int) -> float:
         """Check every limit; return how much CPU time is left."""

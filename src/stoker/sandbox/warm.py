@@ -192,7 +192,7 @@ class WarmServer:
     def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
         # One action at a time: the socket never fills.
         try:
-            socket.send_fds(self._control, [json.dumps(message).encode()], descriptors)
+            socket.send_fds(self._control, [msgspec.json.encode(message)], descriptors)
         except OSError as error:
             raise BoxFailed("the box's server is gone; nothing was run") from error
 
