@@ -42,9 +42,9 @@ def packages():
 """
 
 
-def play(directory: Path, scenario: Callable[[Run], Awaitable[None]]) -> None:
+def play(directory: Path, scenario: Callable[[Run], Awaitable[None]], *, ready: int = 0) -> None:
     async def whole() -> None:
-        async with Run(directory, isolation="namespace", slots={"fast": 4}) as run:
+        async with Run(directory, isolation="namespace", slots={"fast": 4}, ready=ready) as run:
             process = run.start()
             await until(lambda: process.poll() is not None or run.figures() is not None)
             if process.poll() is not None:
@@ -113,6 +113,35 @@ def test_a_score_is_judged_and_leaves_the_environment_as_it_was(tmp_path: Path) 
             assert run.verdict(done).passed is passed, run.verdict(done)
 
     play(tmp_path, scenario)
+
+
+@pytest.mark.root
+def test_a20_boxes_made_ahead_are_used_once_and_swept_with_a_killed_worker(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: cgroups, mounts and leased uids are what may be left")
+
+    async def scenario(run: Run) -> None:
+        first, second = run.opening(), run.opening("env_b")
+        await run.submit(first)
+        await run.completion(first)
+        await until(lambda: (f := run.figures()) is not None and f.boxes_ready == 3)
+        await run.submit(second)
+        await run.completion(second)
+        await until(lambda: (f := run.figures()) is not None and f.boxes_alive >= 5)
+        figures = run.figures()
+        assert figures is not None
+        assert (figures.boxes_taken, figures.boxes_made) == (1, 1)
+        run.processes[-1].kill()
+        await run.ended(run.processes[-1])
+        process = run.start()
+        figures = await run.working(process)
+        assert (figures.boxes_swept, figures.boxes_ready) == (5, 0)
+        process.terminate()
+        await run.ended(process)
+        async with SandboxHost.open(run.directory / "workers" / "w0" / "boxes") as host:
+            assert host.leaked() == 0
+
+    play(tmp_path, scenario, ready=3)
 
 
 @pytest.mark.root

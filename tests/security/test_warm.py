@@ -12,13 +12,16 @@ import msgspec
 import pytest
 
 from stoker.errors import BoxFailed
-from stoker.model.execution import Baseline, Rung
+from stoker.model.execution import Baseline, ExecutionPolicy, Rung
 from stoker.model.tools import LimitKind, RunRequest, RunResult
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBox
 from stoker.sandbox.warm import is_warm_form
+from stoker.worker.boxes import Boxes, Chosen
+from stoker.worker.ready import Ahead
 from support import attacks, sandbox
 from support.sandbox import MARK, PATIENCE, SMALL, backend_of, needs_root, policy_of
+from support.worker_boxes import quiet_log
 
 ROOTED = [needs_root, pytest.mark.root]
 WARM = msgspec.structs.replace(policy_of(Rung.ROOT), warm=True)
@@ -320,6 +323,34 @@ os.kill(-1, signal.SIGKILL)
         assert not box.server.dead
 
     in_warm_box(tmp_path, body)
+
+
+@needs_root
+@pytest.mark.root
+def test_a_warm_box_made_ahead_has_its_interpreter_waiting(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with SandboxHost.open(tmp_path) as host:
+            backend = backend_of(host, Rung.ROOT)
+
+            async def choose(_policy: ExecutionPolicy) -> Chosen:
+                return Chosen(backend, await backend.offer())
+
+            boxes = Boxes(choose, quiet_log())
+            boxes.ready.ahead = {"fast": Ahead(1, 60.0)}
+            await boxes.create(Baseline(), WARM, worker_class="fast")
+            await boxes.ready.settled()
+            box = await boxes.create(Baseline(), WARM, worker_class="fast")
+            assert isinstance(box, LocalBox)
+            server = box.server
+            assert server is not None
+            assert not server.dead
+            ran = await result_of(box, ("python", "-c", "import os; print(os.listdir())"))
+            assert ran.text == "[]", "nothing of its warming up is left"
+            assert box.server is server
+            await boxes.close()
+            assert host.leaked() == 0
+
+    sandbox.run(body)
 
 
 @needs_root

@@ -102,15 +102,18 @@ class Run:
         lease: float = LEASE,
         idle_exit: float = 30.0,
         isolation: str = "process",
+        ready: int = 0,
     ) -> None:
         self.directory = directory / "run"
         self.directory.mkdir()
         self.lease = lease
         self.tools = module_file(directory, TOOLS, "counting_tools.py")
         self.counted = directory / "counted.txt"
-        self.policy = ExecutionPolicy(isolation=Isolation(isolation), trust=Trust.TRUSTED)
+        self.policy = ExecutionPolicy(
+            isolation=Isolation(isolation), trust=Trust.TRUSTED, warm=ready > 0
+        )
         self.settings = self.directory / "settings.json"
-        one = {"isolation": isolation, "trust": "trusted"}
+        one = {"isolation": isolation, "trust": "trusted", "ready": ready, "warm": ready > 0}
         self.settings.write_bytes(
             msgspec.json.encode(
                 {

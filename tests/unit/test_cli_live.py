@@ -76,6 +76,11 @@ def test_a_leak_is_shown() -> None:
     assert any("3 leaked" in line for line in drawn(changed(boxes_leaked=3), 80))
 
 
+def test_boxes_made_ahead_are_shown() -> None:
+    lines = drawn(changed(boxes_alive=5, boxes_ready=2), 80)
+    assert any("5 alive, 2 of them ready, 0 leaked" in line for line in lines)
+
+
 def test_without_a_terminal_there_is_one_line_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     console = Console(file=io.StringIO(), width=80)
     with watching(console) as observer:

@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from stoker.config.classes import WorkerClassSettings
 from stoker.config.load import load_settings
-from stoker.config.tree import Settings, WorkerClassSettings
+from stoker.config.tree import Settings
 from stoker.errors import ConfigInvalid
 from stoker.model.execution import Credential, Destination
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from stoker.config.tree import WorkerClassSettings
+from stoker.config.classes import WorkerClassSettings
 from stoker.coordinator.lane_figures import LaneFigures
 from stoker.coordinator.sizing import slots_needed
 from stoker.worker.adapting import PAUSE_SECONDS, SlotChange, SlotControl, SlotTotals

@@ -10,8 +10,9 @@ from pathlib import Path
 from stoker.broker.base import Capabilities, Durability, LedgerLimits
 from stoker.broker.rates import ServiceRate
 from stoker.broker.spawn import Database
+from stoker.config.classes import ServiceSettings
 from stoker.config.secret import DOTS, Secret
-from stoker.config.tree import LedgerSettings, ServiceSettings, WorkerSettings
+from stoker.config.tree import LedgerSettings, WorkerSettings
 from stoker.errors import ConfigInvalid
 
 

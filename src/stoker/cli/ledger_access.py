@@ -13,7 +13,8 @@ from stoker.broker.base import (
 from stoker.broker.client import LedgerClient, connect
 from stoker.broker.limits import limits_of
 from stoker.broker.network import remote_of
-from stoker.config.tree import LedgerSettings, ServiceSettings, WorkerSettings
+from stoker.config.classes import ServiceSettings
+from stoker.config.tree import LedgerSettings, WorkerSettings
 from stoker.coordinator.record import RunDirectory
 from stoker.model.events import JournalEvent, decode_event
 from stoker.model.ids import RolloutId, RunId

@@ -235,6 +235,8 @@ def _bar(snapshot: RunSnapshot, width: int) -> Text:
 def _boxes(snapshot: RunSnapshot) -> Text:
     leaked = snapshot.boxes_leaked
     text = Text(f"{snapshot.boxes_alive} alive, ")
+    if snapshot.boxes_ready:
+        text.append(f"{snapshot.boxes_ready} of them ready, ")
     text.append(f"{leaked} leaked", "bold red" if leaked else "green")
     if snapshot.accept_shared_kernel:  # first: what a narrow terminal cuts off must not be this
         text.append("  shared kernel accepted", "yellow")

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from stoker.config.tree import BaselineSettings, Settings, WorkerClassSettings
+from stoker.config.classes import WorkerClassSettings
+from stoker.config.tree import BaselineSettings, Settings
 from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import Environment, opened
 from stoker.coordinator.rollouts import ActiveRollout

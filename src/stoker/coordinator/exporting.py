@@ -26,6 +26,7 @@ class Exporter:
         metrics.set(catalogue.ACTIVE_ROLLOUTS, snapshot.rollouts_active)
         metrics.set(catalogue.BOXES_ALIVE, snapshot.boxes_alive)
         metrics.set(catalogue.BOXES_LEAKED, snapshot.boxes_leaked)
+        metrics.set(catalogue.BOXES_READY, snapshot.boxes_ready)
         metrics.total(catalogue.LATE_RESULTS, stats.late_total)
         metrics.total(catalogue.DEAD_LETTERS, stats.dead_total)
         metrics.total(catalogue.COMMITS, stats.commits_total)

@@ -97,6 +97,7 @@ class Snapshots:
             first_failures=dict(self._first_failures),
             boxes_alive=sum(worker.boxes_alive for worker in seen),
             boxes_leaked=sum(worker.boxes_leaked for worker in seen),
+            boxes_ready=sum(worker.boxes_ready for worker in seen),
             isolation=_isolation(seen),
             accept_shared_kernel=self._shared,
             caps=self._caps(),

@@ -127,6 +127,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """Fault code → which rollout failed with it first under this coordinator, and what was said."""
     boxes_alive: int
     boxes_leaked: int
+    boxes_ready: int = 0
+    """Of those alive, made ahead and not used yet."""
     isolation: dict[str, str]
     """Worker class → ``namespace (rung a)`` or what it got."""
     accept_shared_kernel: bool

@@ -52,6 +52,7 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     classes: dict[str, ClassSeen]
     boxes_alive: int
     boxes_leaked: int
+    boxes_ready: int = 0
 
 
 @dataclass(slots=True)

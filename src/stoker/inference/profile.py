@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from stoker.config.tree import Section
+from stoker.config.section import Section
 from stoker.config.units import Duration, seconds
 from stoker.errors import ConfigInvalid
 

@@ -192,6 +192,17 @@ BOXES_ALIVE = GaugeMetric(
     help="Boxes that exist now.",
     where="coordinator, from the workers' status files",
 )
+BOXES_READY = GaugeMetric(
+    name="stoker_boxes_ready",
+    help="Boxes made ahead that wait for use.",
+    where="coordinator, from the workers' status files",
+)
+BOXES = CounterMetric(
+    name="stoker_boxes_total",
+    labels=("ready",),
+    help="Boxes asked for, by whether one waited; checkpoints restored count as no.",
+    where="worker, per box",
+)
 BOXES_LEAKED = GaugeMetric(
     name="stoker_boxes_leaked",
     help="Boxes written down whose teardown did not finish; the expected value is 0.",

@@ -2,7 +2,7 @@
 
 Boxes are torn down in the background, a few at a time, since whoever asked has its result already;
 ``close`` waits for all of it. A box that could not be removed is counted as leaked and tried once
-more at the end.
+more at the end. Some may wait for use, made ahead (``ready``).
 """
 
 import asyncio
@@ -17,7 +17,10 @@ from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Trust
 from stoker.model.tools import Tests, Verdict
 from stoker.sandbox.base import Backend, Box, BoxOffer
+from stoker.seams.clock import Clock, SystemClock
 from stoker.seams.entropy import fresh_id
+
+from .ready import ReadyBoxes
 
 TEARDOWNS_MAX = 4
 """Boxes torn down at once: removal must not starve the boxes that work."""
@@ -38,7 +41,9 @@ Chooser = Callable[[ExecutionPolicy], Awaitable[Chosen]]
 class Boxes:
     """Makes boxes, counts them and sees them gone."""
 
-    def __init__(self, choose: Chooser, log: FilteringBoundLogger) -> None:
+    def __init__(
+        self, choose: Chooser, log: FilteringBoundLogger, clock: Clock | None = None
+    ) -> None:
         self._choose = choose
         self._log = log
         self._chosen: dict[tuple[Isolation, Trust, bool], Chosen] = {}
@@ -46,6 +51,11 @@ class Boxes:
         self._alive: dict[str, Box] = {}
         self._stuck: dict[str, Box] = {}
         self._making = 0
+        self.made = 0
+        """Boxes made for somebody who waited for them."""
+        self.ready = ReadyBoxes(
+            self._make, self.discard, self.memory_short, clock or SystemClock(), log
+        )
         self._unswept = 0
         self._teardowns: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(TEARDOWNS_MAX)
@@ -65,10 +75,14 @@ class Boxes:
 
     def has_room(self) -> bool:
         """Return whether work for more boxes should be taken on now; one box is always allowed."""
-        if not self.alive or not self.reserve_memory_bytes:
-            return True
+        return self.alive <= len(self.ready) or not self.memory_short()
+
+    def memory_short(self) -> bool:
+        """Return whether the host has less memory left than boxes are to leave it."""
+        if not self.reserve_memory_bytes:
+            return False
         available = self.memory_available()
-        return available is None or available >= self.reserve_memory_bytes
+        return available is not None and available < self.reserve_memory_bytes
 
     async def backend(self, policy: ExecutionPolicy) -> Chosen:
         """Return the backend for ``policy``.
@@ -86,15 +100,30 @@ class Boxes:
             return self._chosen[key]
 
     async def create(
-        self, baseline: Baseline, policy: ExecutionPolicy, begins: Checkpoint | None = None
+        self,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+        begins: Checkpoint | None = None,
+        *,
+        worker_class: str = "",
     ) -> Box:
-        """Make a box, fresh or in a saved state. **Cancellation:** what was made is removed.
+        """Return a box, fresh or in a saved state; one that waited for its class, where one did.
+
+        **Cancellation:** what was made is removed.
 
         Raises:
             IsolationUnavailable: this host cannot give the policy.
             ArtifactDamaged: the saved state is not what it was.
             BoxFailed: making it failed; nothing is left.
         """
+        if begins is None and (box := self.ready.take(worker_class, baseline, policy)) is not None:
+            return box
+        self.made += 1
+        return await self._make(baseline, policy, begins)
+
+    async def _make(
+        self, baseline: Baseline, policy: ExecutionPolicy, begins: Checkpoint | None = None
+    ) -> Box:
         chosen = await self.backend(policy)
         box_id = fresh_id("box_")
         self._making += 1
@@ -155,6 +184,7 @@ class Boxes:
 
     async def close(self) -> None:
         """Remove every box and let go of the backends."""
+        await self.ready.close()
         for box in list(self._alive.values()):
             self.discard(box)
         await self.settled()

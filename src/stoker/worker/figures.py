@@ -51,6 +51,12 @@ class WorkerFigures(msgspec.Struct, frozen=True, kw_only=True):
     boxes_alive: int
     boxes_leaked: int
     """Boxes that could not be removed; expected value 0."""
+    boxes_ready: int = 0
+    """Boxes made ahead that wait for use."""
+    boxes_taken: int = 0
+    """Boxes that had waited when they were asked for, since the worker started."""
+    boxes_made: int = 0
+    """Boxes that were made when they were asked for."""
     boxes_swept: int = 0
     """Boxes of dead incarnations removed at the start."""
     environments: int = 0

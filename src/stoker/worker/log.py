@@ -34,6 +34,7 @@ EVENTS: dict[str, str] = {
     "poll_failed": "A poll for work failed; tried again.",
     "heartbeat_failed": "A heartbeat failed; tried again.",
     "leases_left_to_run_out": "The ledger could not be told that this worker ends.",
+    "box_ahead_failed": "A box could not be made ahead; whoever needs one makes it and hears why.",
     "box_leaked": "A box could not be removed.",
     "backend_close_failed": "A backend could not let go of everything.",
     "file_not_written": "A status or identity file could not be written (a full disk).",

@@ -115,6 +115,9 @@ class Worker:
             classes={name: meter.figures(now) for name, meter in meters.classes.items()},
             boxes_alive=self._boxes.alive,
             boxes_leaked=self._boxes.leaked,
+            boxes_ready=len(self._boxes.ready),
+            boxes_taken=self._boxes.ready.taken,
+            boxes_made=self._boxes.made,
             boxes_swept=meters.swept,
             environments=len(self._environments),
             faults=dict(meters.faults),
@@ -382,6 +385,7 @@ class Worker:
 
     async def _showing(self) -> None:
         while True:
+            self._boxes.ready.tend()
             self._adapt()
             self._show()
             await asyncio.sleep(STATUS_SECONDS)

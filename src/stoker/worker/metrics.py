@@ -49,6 +49,9 @@ class WorkerMetrics:
         self.metrics.total(catalogue.LATE_RESULTS, now.stale)
         self.metrics.set(catalogue.BOXES_ALIVE, now.boxes_alive)
         self.metrics.set(catalogue.BOXES_LEAKED, now.boxes_leaked)
+        self.metrics.set(catalogue.BOXES_READY, now.boxes_ready)
+        self.metrics.total(catalogue.BOXES, now.boxes_taken, ready="yes")
+        self.metrics.total(catalogue.BOXES, now.boxes_made, ready="no")
 
     def observe(self, worker_class: str, completion: Completion) -> None:
         """Record one reported result."""

@@ -11,7 +11,8 @@ from stoker.broker.base import Durability, Ledger
 from stoker.broker.client import connect
 from stoker.broker.limits import database_of, limits_of
 from stoker.broker.network import remote_of
-from stoker.config.tree import Settings, WorkerClassSettings
+from stoker.config.classes import WorkerClassSettings
+from stoker.config.tree import Settings
 from stoker.errors import IsolationUnavailable
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.execution import Baseline, ExecutionPolicy
@@ -34,6 +35,7 @@ from .home import WorkerHome
 from .loop import Worker
 from .metrics import WorkerMetrics
 from .process import cores, memory_available, yield_cores
+from .ready import Ahead
 from .reports import Reports
 from .states import States
 from .tools import Tools
@@ -102,6 +104,11 @@ class Service:
         boxes = Boxes(choose, self._log)
         boxes.reserve_memory_bytes = self._settings.workers.reserve_memory
         boxes.memory_available = memory_available
+        boxes.ready.ahead = {
+            name: Ahead(one.ready, one.ready_idle)
+            for name, one in self._settings.workers.classes.items()
+            if one.ready
+        }
         policies, meters = await self._classes(boxes)
         meters.swept = await self._sweep(boxes)
         reach(SWEPT)

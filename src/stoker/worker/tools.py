@@ -255,7 +255,9 @@ class Tools:
     ) -> Box:
         try:
             async with asyncio.timeout(max(0.0, attempt.left_seconds)):
-                box = await self._boxes.create(baseline, policy, begins)
+                box = await self._boxes.create(
+                    baseline, policy, begins, worker_class=attempt.action.worker_class
+                )
         except TimeoutError as error:
             raise BoxFailed(
                 f"the box of action {attempt.action.action_id} did not stand within the "
