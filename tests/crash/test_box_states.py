@@ -16,6 +16,8 @@ from stoker.sandbox import branching
 from stoker.sandbox.baselines import BUILT, Baselines
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.process import ProcessBackend
+from stoker.sandbox.roots import UNPACKED, Roots
+from support import images
 
 TRUSTED = ExecutionPolicy(isolation=Isolation.PROCESS, trust=Trust.TRUSTED)
 CUT = (branching.STATE_WRITTEN, branching.STATE_NAMED)
@@ -125,5 +127,44 @@ def test_a_baseline_whose_builder_was_killed_is_built_by_the_next(
             assert left == [], "a draft of the dead goes with the next build"
             await backend.close()
             assert host.leaked() == 0
+
+    asyncio.run(next_one())
+
+
+UNPACKER = """
+import asyncio, os, sys
+from pathlib import Path
+from stoker.sandbox.roots import Roots
+from stoker.seams import faultpoints
+
+async def main():
+    faultpoints.arm(os.environ)
+    await Roots(Path(sys.argv[1])).hold("box", sys.argv[2])
+    print("not killed")
+
+asyncio.run(main())
+"""
+
+
+def test_a_root_whose_maker_was_killed_is_made_by_the_next(tmp_path: Path) -> None:
+    saved = images.as_tar(
+        images.image((images.file("etc/a", "whole"),)).parts(), tmp_path / "image.tar"
+    )
+    made = subprocess.run(
+        [sys.executable, "-c", UNPACKER, str(tmp_path / "roots"), str(saved)],
+        env={**os.environ, "STOKER_FAULT": f"{UNPACKED}=kill"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert made.returncode == -signal.SIGKILL, made.stdout + made.stderr
+    assert [path.suffix for path in sorted((tmp_path / "roots").iterdir())] == [".lock", ".part"]
+
+    async def next_one() -> None:
+        roots = Roots(tmp_path / "roots")
+        root = await roots.hold("box", str(saved))
+        assert (Path(root.tree) / "etc" / "a").read_text() == "whole"
+        assert list((tmp_path / "roots").glob("*.part")) == []
+        await roots.close()
 
     asyncio.run(next_one())

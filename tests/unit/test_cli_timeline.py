@@ -28,7 +28,7 @@ def test_times_count_from_admission() -> None:
 
 
 def test_each_call_says_what_it_asked_and_got() -> None:
-    assert by("environment", "0").detail == "python, 1 file → namespace (rung a)"
+    assert by("environment", "0").detail == "python, 1 file → namespace (rung a), baseline b"
     assert "Fix it." in by("generate", "1").detail
     assert 'run_python({"code": "1"}) Let me see.' in by("generate", "1").detail
     assert "3 tokens, stop, policy 4" in by("generate", "1").detail

@@ -1,13 +1,20 @@
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from stoker.config.classes import WorkerClassSettings
 from stoker.config.load import load_settings
 from stoker.config.tree import Settings
+from stoker.coordinator.actions import ActionFactory
 from stoker.errors import ConfigInvalid
-from stoker.model.execution import Credential, Destination
+from stoker.journal.artifacts import ArtifactStore
+from stoker.model.execution import Baseline, Credential, Destination
+from stoker.model.tools import OpenRequest
+from stoker.model.value import canonical_bytes
+from stoker.rollout.arguments import EnvironmentArguments
 
 TOML = """\
 [workers]
@@ -207,6 +214,40 @@ def test_a_program_may_pin_the_interpreter_in_the_name_of_the_baseline() -> None
     pinned = f"python-{sys.version_info.major}.{sys.version_info.minor}"
     assert sandbox.baseline(pinned) == sandbox.baseline("python") is not None
     assert sandbox.baseline("python-2.7") is None
+
+
+def test_a_task_names_a_root_within_the_directory_that_is_configured() -> None:
+    sets = ["sandbox.baselines.swe.roots=/srv/images", "sandbox.baselines.one.root=/srv/one.tar"]
+    sandbox = load_settings(sets=sets).settings.sandbox
+    found = sandbox.baseline("swe/astropy__astropy-12.1")
+    assert found is not None
+    assert found.root == "/srv/images/astropy__astropy-12.1"
+    for name in ("swe", "swe/", "swe/..", "swe/.git", "swe/a/b", "swe/../one", "one/a", "python/a"):
+        assert sandbox.baseline(name) is None, name
+    assert sandbox.baseline("one") == sandbox.baselines["one"]
+    both = ("sandbox.baselines.one.root=/a", "sandbox.baselines.one.roots=/b")
+    assert "name one root, or a directory" in refusal(sets=both)
+
+
+def test_a_class_names_the_baseline_of_programs_that_name_none(tmp_path: Path) -> None:
+    said = refusal(sets=("workers.classes.fast.baseline=nope",))
+    assert "workers.classes.fast.baseline is 'nope', which is none of ['python']" in said
+    sets = ["workers.classes.fast.baseline=app", "sandbox.baselines.app.root=/srv/app.tar"]
+    factory = ActionFactory(load_settings(sets=sets).settings, ArtifactStore(tmp_path))
+
+    def asked(name: str) -> Baseline:
+        arguments = canonical_bytes(EnvironmentArguments(baseline=name, worker_class=None))
+        call = SimpleNamespace(arguments=arguments, path="0")
+        opened = SimpleNamespace(worker_class="fast", saved=None)
+        rollout = SimpleNamespace(environments={"0": opened})
+        shape = factory._opening(rollout, call)  # type: ignore[arg-type]
+        return msgspec.msgpack.decode(shape.input, type=OpenRequest).baseline
+
+    pinned = f"python-{sys.version_info.major}.{sys.version_info.minor}"
+    assert asked("python") == Baseline(name="app", root="/srv/app.tar")
+    assert asked(pinned) == Baseline(name=pinned)
+    with pytest.raises(ConfigInvalid, match="NAME/ONE"):
+        asked("nope/x")
 
 
 def test_memory_in_which_no_shell_starts_is_refused_by_its_field() -> None:

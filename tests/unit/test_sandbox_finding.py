@@ -20,7 +20,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RuntimeFiles:
     monkeypatch.setattr(finding, "_TOP", str(tmp_path / "system"))
     return RuntimeFiles(
         launcher=None, launcher_missing="", python=tmp_path / "python", scripts=tmp_path,
-        etc=tmp_path, egress=tmp_path, baselines=tmp_path, key="",
+        etc=tmp_path, egress=tmp_path, roots=Path("/nowhere"), baselines=tmp_path, key="",
     )  # fmt: skip
 
 

@@ -67,8 +67,8 @@ def _bundle(place: Path, runtime: str) -> list[str]:
         if Path("/", name).is_symlink():
             (root / name).symlink_to(Path("/", name).readlink())
     told = Container(
-        root=str(root), binds=system_binds(), argv=["/usr/bin/true"], environment={},
-        user=1000, masks=[], seccomp=profile(kernel.machine()),
+        root=str(root), directory="/workspace", binds=system_binds(), argv=["/usr/bin/true"],
+        environment={}, user=1000, masks=[], seccomp=profile(kernel.machine()),
     )  # fmt: skip
     (place / "config.json").write_bytes(specification(told))
     state = str(place / "state")

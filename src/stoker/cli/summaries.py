@@ -116,7 +116,11 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     call_arguments.LocalArguments: lambda r: str(r.function),
     call_arguments.TimerArguments: lambda r: f"{r.seconds:g} s",
     Generation: _generate_got,
-    tools.OpenResult: lambda r: f"{r.isolation} (rung {r.rung})",
+    tools.OpenResult: lambda r: (
+        f"{r.isolation} (rung {r.rung}), baseline {r.baseline_digest[:12]}"
+        if r.baseline_digest
+        else f"{r.isolation} (rung {r.rung})"
+    ),
     tools.RunResult: lambda r: r.text or "[no output]",
     tools.ReadResult: lambda r: r.refused or f"{r.total_bytes} bytes",
     tools.ExportResult: lambda r: f"{counted(len(r.files), 'file')}, {len(r.refused)} refused",

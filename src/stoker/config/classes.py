@@ -122,6 +122,9 @@ class WorkerClassSettings(Section):
     service: str | None = None
     """The remote service its actions use, one of ``services``: no more of them are handed out than
     its rate allows. Unset: none that needs sparing."""
+    baseline: str | None = None
+    """What its environments begin with where the program asks for ``python``, the default.
+    ``python-X.Y`` is the host's interpreter whatever stands here."""
     by_ticket: bool = False
     """A queue of your own hands its actions out (``stoker.tickets``); the run's workers leave them
     alone. For stateless tools: an environment belongs to one worker, its actions cannot travel."""

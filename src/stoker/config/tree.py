@@ -3,11 +3,11 @@
 Durations accept ``"30s"``, ``"5m"`` or seconds; sizes accept ``"512MiB"`` or bytes (``units``).
 """
 
-import sys
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from stoker.config.boxes import SandboxSettings
 from stoker.config.classes import ServiceSettings, WorkerClassSettings
 from stoker.config.secret import Secret
 from stoker.config.section import Section
@@ -116,42 +116,6 @@ class WorkerSettings(Section):
                 "class for environments"
             )
         return self
-
-
-class BaselineSettings(Section):
-    """A named starting state of environments."""
-
-    environment: dict[str, str] = Field(default_factory=dict)
-    """Variables set in its boxes."""
-    files: Annotated[str, Field(pattern=r"^(/.*)?$")] = ""
-    """Absolute path of a directory on each worker's host; its content is the workspace."""
-    setup: tuple[str, ...] = ()
-    """Shell lines run once per machine in a box with ``files``, without network unless the class
-    has one; what they leave in the workspace is what environments begin with."""
-    setup_timeout: Duration = 600.0
-    """Wall time of each of them."""
-
-
-class SandboxSettings(Section):
-    """Isolation as a whole."""
-
-    accept_shared_kernel: bool = False
-    """Allow untrusted code on the host's kernel (namespaces, containers). Recorded with the run."""
-    uid_base: Annotated[int, Field(ge=100_000)] = 1_900_000_000
-    """First of the uids leased to boxes (as root)."""
-    uid_count: Annotated[int, Field(ge=1)] = 65_536
-    """How many."""
-    baselines: dict[str, BaselineSettings] = Field(
-        default_factory=lambda: {"python": BaselineSettings()}
-    )
-    """Baselines by name. ``python-X.Y`` is ``python`` where that is the interpreter's version."""
-
-    def baseline(self, name: str) -> BaselineSettings | None:
-        """Return the baseline called ``name``, or ``None``; a program may pin the interpreter."""
-        pinned = f"python-{sys.version_info.major}.{sys.version_info.minor}"
-        return self.baselines.get(
-            "python" if name == pinned and name not in self.baselines else name
-        )
 
 
 class ProgramSettings(Section):
@@ -309,6 +273,16 @@ class Settings(Section):
     storage: StorageSettings = StorageSettings()
     budget: BudgetSettings = BudgetSettings()
     observe: ObserveSettings = ObserveSettings()
+
+    @model_validator(mode="after")
+    def _baselines_exist(self) -> Self:
+        for name, one in self.workers.classes.items():
+            if one.baseline is not None and self.sandbox.baseline(one.baseline) is None:
+                raise ValueError(
+                    f"workers.classes.{name}.baseline is {one.baseline!r}, which is none of "
+                    f"{sorted(self.sandbox.baselines)}; add [sandbox.baselines.{one.baseline}]"
+                )
+        return self
 
     @model_validator(mode="after")
     def _services_exist(self) -> Self:

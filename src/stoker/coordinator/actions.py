@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from stoker.config.boxes import BaselineSettings
 from stoker.config.classes import WorkerClassSettings
-from stoker.config.tree import BaselineSettings, Settings
+from stoker.config.tree import Settings
 from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import Environment, opened
 from stoker.coordinator.rollouts import ActiveRollout
@@ -41,6 +42,8 @@ BOX_VERBS = frozenset({Verb.RUN, Verb.WRITE, Verb.READ, Verb.EXPORT, Verb.SCORE,
 """Verbs that act in an environment."""
 CHANGING_VERBS = frozenset({Verb.RUN, Verb.WRITE})
 """Verbs whose effect a rebuild must repeat."""
+BASELINE_DEFAULT = "python"
+"""What a program asks for when it names none; a class may say what that is."""
 _CLOSE_SECONDS = 60.0
 
 
@@ -51,7 +54,8 @@ def baseline_of(name: str, settings: BaselineSettings) -> Baseline:
         build = BaselineBuild(
             files=settings.files, setup=settings.setup, timeout_seconds=settings.setup_timeout
         )
-    return Baseline(name=name, environment=settings.environment, build=build)
+    root = settings.root or msgspec.UNSET
+    return Baseline(name=name, environment=settings.environment, build=build, root=root)
 
 
 def environment_path(call: Call) -> CallPath | None:
@@ -194,14 +198,18 @@ class ActionFactory:
 
     def _opening(self, rollout: ActiveRollout, call: Call) -> _Shape:
         arguments = msgspec.msgpack.decode(call.arguments, type=EnvironmentArguments)
-        baseline = self._settings.sandbox.baseline(arguments.baseline)
-        if baseline is None:
-            raise ConfigInvalid(
-                f"the program asks for baseline {arguments.baseline!r}; configured are "
-                f"{sorted(self._settings.sandbox.baselines)}"
-            )
         environment = rollout.environments[call.path]
         settings = self.worker_class(environment.worker_class)
+        name = arguments.baseline
+        if name == BASELINE_DEFAULT and settings.baseline is not None:
+            name = settings.baseline
+        baseline = self._settings.sandbox.baseline(name)
+        if baseline is None:
+            raise ConfigInvalid(
+                f"the program asks for baseline {name!r}; configured are "
+                f"{sorted(self._settings.sandbox.baselines)} (one of a directory of roots is asked "
+                "for as NAME/ONE)"
+            )
         if settings.by_ticket:
             raise ConfigInvalid(
                 f"the program asks for an environment of class {environment.worker_class!r}, which "
@@ -209,7 +217,7 @@ class ActionFactory:
                 "its actions out; name another class"
             )
         request = OpenRequest(
-            baseline=baseline_of(arguments.baseline, baseline),
+            baseline=baseline_of(name, baseline),
             policy=settings.policy(
                 accept_shared_kernel=self._settings.sandbox.accept_shared_kernel
             ),

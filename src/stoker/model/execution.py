@@ -176,3 +176,6 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """Digest over what the baseline is made of; filled in by the sandbox room."""
     build: BaselineBuild | msgspec.UnsetType = msgspec.UNSET
     """How its files are made; unset: boxes begin empty."""
+    root: str | msgspec.UnsetType = msgspec.UNSET
+    """Absolute path on the worker's host of an unpacked root file system or a saved container
+    image; unset: the host's interpreter and system directories."""

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from stoker.errors import ConfigInvalid
+from stoker.errors import ConfigInvalid, IsolationUnavailable
 from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.model.value import canonical_digest
+from stoker.sandbox.base import not_offered
 from stoker.sandbox.branching import Beginning, bounds_of
 from stoker.sandbox.removal import remove_tree
+from stoker.sandbox.roots import Root, Roots
 from stoker.sandbox.states import Bounds, Unkept, pack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
@@ -40,8 +42,9 @@ _SOURCE = Bounds(bytes_max=1 << 34, entries_max=1_000_000)
 class Baselines:
     """Builds and finds the states of baselines on this machine."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, roots: Path | None = None) -> None:
         self._directory = directory
+        self.roots = Roots(roots or directory / "roots")
         self._sources: dict[str, str] = {}
         """Directory → digest of what lies in it."""
         self._building = asyncio.Lock()
@@ -64,8 +67,37 @@ class Baselines:
             return ""
         return canonical_digest([await self.source_digest(build), build.setup])
 
+    async def pinned(
+        self, backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy
+    ) -> Baseline:
+        """Return ``baseline`` with its digest on this host; its root is held for the box.
+
+        Raises:
+            BranchUnavailable: boxes of ``backend`` have no root file system of their own.
+            IsolationUnavailable: it is pinned to another digest, or has no way out to a network.
+            ConfigInvalid: its files cannot be read.
+        """
+        root = ""
+        if baseline.root is not msgspec.UNSET:
+            if not backend.rooted:
+                raise not_offered("baselines with a root of their own", backend.parts.rung)
+            if policy.network:
+                raise IsolationUnavailable(
+                    f"baseline {baseline.name!r} has a root file system of its own, and the way "
+                    "out to a network needs the host's interpreter in the box; leave the network "
+                    "out of the policy"
+                )
+            root = (await self.roots.hold(box_id, baseline.root)).digest
+        digest = backend.host.baseline_digest(baseline, await self.key(baseline), root)
+        if baseline.digest and baseline.digest != digest:
+            raise IsolationUnavailable(
+                f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "
+                f"{digest}; use the interpreter or the image the run was made with"
+            )
+        return msgspec.structs.replace(baseline, digest=digest)
+
     async def built(
-        self, backend: "LocalBackend", baseline: Baseline, policy: ExecutionPolicy
+        self, backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy
     ) -> Path | None:
         """Return the file of the state that boxes of ``baseline`` begin in; ``None``: empty ones.
 
@@ -73,18 +105,40 @@ class Baselines:
             ConfigInvalid: its files cannot be read, or a command of its set-up failed.
             BoxFailed: the box of its set-up could not be made.
         """
-        build = baseline.build
-        if build is msgspec.UNSET:
-            return None
+        build = baseline.build if baseline.build is not msgspec.UNSET else BaselineBuild()
+        if baseline.root is msgspec.UNSET or not backend.rooted:
+            return await self._built(backend, baseline, build, policy, None)
+        # Held while its working directory is read; by the box of this id from then on.
+        root = await self.roots.hold(box_id, baseline.root)
+        try:
+            return await self._built(backend, baseline, build, policy, root)
+        finally:
+            self.roots.release(box_id)
+
+    async def _built(
+        self,
+        backend: "LocalBackend",
+        baseline: Baseline,
+        build: BaselineBuild,
+        policy: ExecutionPolicy,
+        root: Root | None,
+    ) -> Path | None:
         source = await self.source_digest(build)
+        if root is not None and root.directory and not build.files:
+            source = root.digest
+            build = msgspec.structs.replace(build, files=root.tree + root.directory)
+        if not build.files and not build.setup:
+            return None
         parts = [source, build.setup, baseline.environment, policy.network, backend.parts.rung]
-        recipe = self._directory / f"recipe-{canonical_digest([*parts, backend.host.runtime.key])}"
+        key = root.digest if root is not None else backend.host.runtime.key
+        recipe = self._directory / f"recipe-{canonical_digest([*parts, key])}"
+        made = msgspec.structs.replace(baseline, build=build)
         async with self._building:
             if (found := _found(recipe)) is not None:
                 return found
             async with _locked(recipe.with_suffix(".lock")):
                 if (found := _found(recipe)) is None:
-                    found = await self._build(backend, baseline, policy, recipe)
+                    found = await self._build(backend, made, policy, recipe)
                 return found
 
     async def _build(
@@ -97,7 +151,7 @@ class Baselines:
             bounds = bounds_of(policy.limits)
             digest, content = await asyncio.to_thread(_packed, build.files, bounds, keep=True)
             begins = Beginning(BytesIO(content), digest, 0)
-        plain = Baseline(environment=baseline.environment)
+        plain = Baseline(environment=baseline.environment, root=baseline.root)
         # What it may reach stays; what it could leave somewhere else does not.
         alone = msgspec.structs.replace(policy, mounts=())
         box = await backend.make(fresh_id("box_"), plain, alone, begins=begins)

@@ -21,15 +21,15 @@ from stoker.sandbox import kernel, oci_runtimes, reporter, seccomp, user_namespa
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.branching import Beginning
 from stoker.sandbox.canary import namespace_strengths, tried_offer
-from stoker.sandbox.fenced import INSIDE_ID, SYSTEM, FencedBackend
+from stoker.sandbox.fenced import INSIDE_ID, FencedBackend
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import CHANNEL_FIRST, LocalBox, Parts, Prepared
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.oci import Bind, Container, specification
 from stoker.sandbox.oci_runtimes import Runtime
 from stoker.sandbox.removal import remove_tree
-from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 from stoker.sandbox.seccomp_profile import profile
+from stoker.sandbox.views import View, system_directories
 from stoker.sandbox.words import encoded, encoded_argv, inside_directory
 
 _SPECIFICATION, _PROGRAM, _NAMESPACE = 30, 31, 32
@@ -80,14 +80,13 @@ class ContainerBox(LocalBox):
         self.state.chmod(0o700)
         # Read from the descriptor each time: what a program is given lies in no file.
         (self.bundle / "config.json").symlink_to(f"/proc/self/fd/{_SPECIFICATION}")
-        for name in SYSTEM:
-            place = Path("/") / name
-            if place.is_symlink():
-                (self.root / name).symlink_to(place.readlink())
-        for bind in [*system_binds(), *map(_policy_bind, self.policy.mounts)]:
+        view = self.backend.view(self)
+        for name, target in view.links:
+            (self.root / name.lstrip("/")).symlink_to(target)
+        for bind in [*_view_binds(view), *map(_policy_bind, self.policy.mounts)]:
             _make_mount_point(self.root, bind)
-        for target in ("proc", "dev", INSIDE, INSIDE_SCRIPTS, "etc", "tmp", "workspace"):
-            (self.root / target.lstrip("/")).mkdir(parents=True, exist_ok=True)
+        for target in ("proc", "dev", "tmp", "workspace"):
+            (self.root / target).mkdir(exist_ok=True)
         self.namespace = user_namespace.make(owner, uid, sealed=self.backend.shared_kernel)
 
     def next_name(self) -> str:
@@ -230,24 +229,22 @@ class ContainerBackend(FencedBackend):
         found = self.found(box, request, argv)
         if report_to is None:
             return [found[0], *found[2:]]
-        return [f"{INSIDE_SCRIPTS}/{reporter.NAME}.{report_to}", *found]
+        return [f"{self.view(box).scripts}/{reporter.NAME}.{report_to}", *found]
 
     def _container(self, box: ContainerBox, request: RunRequest, argv: list[str]) -> Container:
-        environment = {**self.environment(box, request), "PWD": "/workspace"}
+        view, folders = self.view(box), self.folders(box)
+        environment = {**self.environment(box, request), "PWD": view.workspaces[-1]}
         encoded(environment)
-        files, folders = self.host.runtime, self.folders(box)
         binds = [
-            *system_binds(),
-            Bind(str(files.etc), "/etc"),
-            Bind(str(files.python), INSIDE),
-            Bind(str(files.scripts), INSIDE_SCRIPTS),
+            *_view_binds(view),
             Bind(str(folders / "tmp"), "/tmp", writable=True),  # noqa: S108 - a path inside
             Bind(str(folders / "shm"), "/dev/shm", writable=True),  # noqa: S108 - a path inside
-            Bind(str(folders / "workspace"), "/workspace", writable=True),
+            *(Bind(str(folders / "workspace"), at, writable=True) for at in view.workspaces),
             *map(_policy_bind, box.policy.mounts),
         ]
         return Container(
             root=str(box.root),
+            directory=view.workspaces[-1],
             binds=binds,
             argv=argv,
             environment=environment,
@@ -267,10 +264,12 @@ class ContainerBackend(FencedBackend):
 
 
 def system_binds() -> list[Bind]:
-    """Return the host's system directories, where they are no links into ``/usr``."""
-    names = [name for name in SYSTEM if Path(f"/{name}").is_dir()]
-    real = [f"/{name}" for name in names if not Path(f"/{name}").is_symlink()]
-    return [Bind(path, path) for path in ("/usr", *real)]
+    """Return the host's system directories."""
+    return [Bind(path, path) for path in system_directories()]
+
+
+def _view_binds(view: View) -> list[Bind]:
+    return [Bind(source, target) for source, target in view.binds]
 
 
 def _policy_bind(mount: Mount) -> Bind:

@@ -19,12 +19,13 @@ from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend, LocalBox, Parts
 from stoker.sandbox.mounts import MountCheck
 from stoker.sandbox.places import Place
+from stoker.sandbox.roots import Root
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS, make_public
+from stoker.sandbox.views import View, host_view, root_view, through_env
 from stoker.sandbox.words import base_environment
 
 INSIDE_ID = "1000"
 """Uid and gid of a program as the box sees them."""
-SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ENV = Path("/usr/bin/env")
 """Finds the program on the path for the reporter, which does not search."""
 _MASKED = (
@@ -35,7 +36,9 @@ _MASKED = (
 
 
 class FencedBackend(LocalBackend):
-    """Untrusted work in a view of its own of this host's files."""
+    """Untrusted work in a view of its own of this host's files, or of a root's."""
+
+    rooted = True
 
     def __init__(self, host: SandboxHost, parts: Parts) -> None:
         super().__init__(host, parts)
@@ -74,10 +77,23 @@ class FencedBackend(LocalBackend):
         if not self.apart(box.policy):
             return None, []
         files = self.host.runtime
-        seen = [str(p) for p in (files.python, files.scripts, files.etc)]
+        # All roots as one: what stays in sight names a namespace, and those are kept.
+        roots = [self.host.baselines.roots.directory] if self.root(box) else []
+        seen = [str(p) for p in (files.python, files.scripts, files.etc, *roots)]
         mounts = [kernel.detached_mount(mount) for mount in box.record.mounts]
         targets = [str(places.ROOT / name) for name in FOLDERS]
         return Place(targets=targets, shown=[*shown, *seen]), mounts
+
+    def root(self, box: LocalBox) -> Root | None:
+        """Return the root file system of a box; ``None``: the host's files."""
+        return self.host.baselines.roots.of(box.box_id)
+
+    def view(self, box: LocalBox) -> View:
+        """Return what a box sees of files that are not its own."""
+        files, root = self.host.runtime, self.root(box)
+        if root is not None:
+            return root_view(files, root)
+        return host_view(python=files.python, scripts=files.scripts, etc=files.etc)
 
     def folders(self, box: LocalBox) -> Path:
         """Return under which path an action finds the box's writable places when it starts."""
@@ -89,16 +105,18 @@ class FencedBackend(LocalBackend):
 
     def found(self, box: LocalBox, request: RunRequest, argv: list[str]) -> list[str]:
         """Return the path of the program and its arguments, its name first."""
+        view = self.view(box)
         path = None
-        if self.apart(box.policy):
+        if self.apart(box.policy) and self.root(box) is None:
             path = find(argv[0], self.host.runtime, box.baseline.environment, request.environment)
-        return [path, *argv] if path else [str(_ENV), "env", "--", *argv]
+        return [path, *argv] if path else through_env(view, argv)
 
     def environment(self, box: LocalBox, request: RunRequest) -> dict[str, str]:
         """Return every variable of a program, nothing of the host's."""
         return {
             **base_environment(INSIDE, home="/workspace", temporary="/tmp"),  # noqa: S108 - a path inside
             "USER": "agent",
+            **(root.environment if (root := self.root(box)) else {}),
             **box.baseline.environment,
             **request.environment,
         }

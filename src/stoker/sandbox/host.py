@@ -53,7 +53,7 @@ class SandboxHost:
         self.uids = UidLeases(uid_base, uid_count) if self.root else None
         self.mark = mark_of(state_directory)
         self._held = HeldMark(state_directory) if self.root else None
-        self.baselines = Baselines(runtime_files.baselines)
+        self.baselines = Baselines(runtime_files.baselines, runtime_files.roots)
         self.alive: set[str] = set()
         """Ids of boxes that exist."""
         self.egress = Egress(self, egress_told or (lambda _decision: None))
@@ -93,6 +93,7 @@ class SandboxHost:
     async def close(self) -> None:
         """End the maker, remove forgotten boxes, give uids back, let the incarnation end."""
         await self.egress.close()
+        await self.baselines.roots.close()
         for maker in self._makers:
             await maker.close()
         forgotten = [r for r in self.ledger.records() if r.incarnation == self.ledger.incarnation]
@@ -114,9 +115,9 @@ class SandboxHost:
             return ROOT_WORK / f"{self.mark}.{box_id}"
         return self.state_directory / "work" / box_id
 
-    def baseline_digest(self, baseline: Baseline, build: str = "") -> str:
-        """Return the digest of ``baseline`` as it is on this host; ``build``: of its recipe."""
-        return runtime.baseline_digest(baseline, self.runtime, build)
+    def baseline_digest(self, baseline: Baseline, build: str = "", root: str = "") -> str:
+        """Return the digest of ``baseline`` as it is on this host, of its recipe and its root."""
+        return runtime.baseline_digest(baseline, self.runtime, build, root)
 
     def record(self, box_id: str, kind: str) -> BoxRecord:
         """Return the beginning of a record.
@@ -159,6 +160,7 @@ class SandboxHost:
             if self.uids is not None:
                 self.uids.release(uid)
         self.ledger.strike(record.box_id)
+        self.baselines.roots.release(record.box_id)
         self.alive.discard(record.box_id)
 
     async def sweep(self) -> int:

@@ -24,6 +24,7 @@ CLONE_NEWUSER = 0x10000000
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
 RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
 RESOLVE_STRICT = RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS | RESOLVE_BENEATH
 
 PR_SET_PDEATHSIG = 1
@@ -163,6 +164,11 @@ def sealed_copy(path: str) -> int:
 
 _COPY_BYTES = 1 << 26
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def sync_file_system(directory: int) -> None:
+    """Write everything of the file system that holds ``directory`` to the disk."""
+    _checked(_libc.syncfs(directory), "syncfs")
 
 
 class _FilterProgram(ctypes.Structure):

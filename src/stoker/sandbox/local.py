@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.errors import BoxFailed, IsolationUnavailable, ToolRefused
+from stoker.errors import BoxFailed, ToolRefused
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import Baseline, ExecutionPolicy, Limits, Rung
@@ -314,6 +314,8 @@ class LocalBackend(ABC):
     box_type: type[LocalBox] = LocalBox
     shared_kernel = True
     """Whether its boxes share the host's kernel."""
+    rooted = False
+    """Whether they can have a root file system of their own."""
 
     def __init__(self, host: SandboxHost, parts: Parts) -> None:
         self.host = host
@@ -377,7 +379,7 @@ class LocalBackend(ABC):
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> LocalBox:
         """Make a box; see ``base.Backend``."""
         self.check(policy)
-        built = await self.host.baselines.built(self, baseline, policy)
+        built = await self.host.baselines.built(self, box_id, baseline, policy)
         if built is None:
             return await self.make(box_id, baseline, policy)
         return await branching.begun(self, box_id, baseline, policy, built)
@@ -397,7 +399,7 @@ class LocalBackend(ABC):
         try:
             record = self._leased(self._planned(record), policy)
             await branching.whole(lambda: self.host.ledger.write(record), lambda _: None)
-            pinned = self._pinned(baseline, await self.host.baselines.key(baseline))
+            pinned = await self.host.baselines.pinned(self, box_id, baseline, policy)
             box = self.box_type(self, record, pinned, policy)
             self.boxes[box_id] = box
             await branching.whole(lambda: box.build(begins), lambda _: None)
@@ -438,15 +440,6 @@ class LocalBackend(ABC):
             mounts=tuple(str(directory / f) for f in FOLDERS) if parts.sized_mounts else (),
             directory=str(directory),
         )
-
-    def _pinned(self, baseline: Baseline, build: str) -> Baseline:
-        digest = self.host.baseline_digest(baseline, build)
-        if baseline.digest and baseline.digest != digest:
-            raise IsolationUnavailable(
-                f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "
-                f"{digest}; use the interpreter the run was made with"
-            )
-        return msgspec.structs.replace(baseline, digest=digest)
 
     async def _undo(self, record: BoxRecord) -> None:
         box = self.boxes.get(record.box_id)

@@ -18,12 +18,13 @@ from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, reporter, seccomp, warm
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.canary import namespace_offer
-from stoker.sandbox.fenced import INSIDE_ID, SYSTEM, FencedBackend
+from stoker.sandbox.fenced import INSIDE_ID, FencedBackend
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import CHANNEL_FIRST, LocalBox, Parts, Prepared
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 from stoker.sandbox.starts import launcher_told
+from stoker.sandbox.views import View
 from stoker.sandbox.warm import Plan, WarmServer, is_warm_form
 from stoker.sandbox.words import base_environment, encoded, encoded_argv, inside_directory
 
@@ -40,7 +41,6 @@ class NamespaceBackend(FencedBackend):
         self._offer: BoxOffer | None = None
         inits = (host.runtime.scripts / reporter.INIT).exists()
         self._warms = inits and self.parts.leased_uid and self.parts.group
-        self._system = [o for name in SYSTEM for o in _system_directory(f"/{name}")]
 
     async def offer(self) -> BoxOffer:
         """Run the canary once; later calls return what it found."""
@@ -59,19 +59,20 @@ class NamespaceBackend(FencedBackend):
         encoded_argv(request.argv)
         first = CHANNEL_FIRST + channels
         options_at, filter_at, status_at = first, first + 1, first + 2
+        view = self.view(box)
         options = [
             *self._namespaces(INSIDE_ID),
             *(["--unshare-pid"] if self.defences.pid_namespace else []),
             *(["--disable-userns"] if self.defences.disable_user_namespaces else []),
             *self._file_system(box, masks=self.defences.proc_masks),
             *self._variables(box, request),
-            "--chdir", _in_workspace(request),
+            "--chdir", _directory(view, request),
             "--json-status-fd", str(status_at),
         ]  # fmt: skip
         argv = self._argv(box, request)
         reports = self.reports(request)
         if reports:
-            argv = [f"{INSIDE_SCRIPTS}/{reporter.NAME}", *self.found(box, request, argv)]
+            argv = [f"{view.scripts}/{reporter.NAME}", *self.found(box, request, argv)]
             options += ["--as-pid-1"] if self.defences.pid_namespace else []
         if self.defences.seccomp:
             options += ["--seccomp", str(filter_at)]
@@ -110,12 +111,12 @@ class NamespaceBackend(FencedBackend):
         given = (box.baseline.environment, request.environment)
         if box.record.server_uid is None or not is_warm_form(request.argv, *given):
             return None
-        if not self._warms or not self.defences.all_on():
+        if not self._warms or not self.defences.all_on() or self.root(box) is not None:
             return None
         server = await self._server(box)
         if server is None:
             return None
-        directory = _in_workspace(request)
+        directory = _directory(self.view(box), request)
         variables = {**self.environment(box, request), "PWD": directory}  # as the launcher does
         return Prepared(
             order=WorkOrder(
@@ -203,14 +204,11 @@ class NamespaceBackend(FencedBackend):
         return options
 
     def _file_system(self, box: LocalBox, *, masks: bool) -> list[str]:
-        files, limits = self.host.runtime, box.policy.limits
-        folders = self.folders(box)
-        options = [
-            "--perms", "0755", "--dir", "/opt", "--ro-bind", str(files.etc), "/etc",
-            "--ro-bind", "/usr", "/usr", *self._system,
-            "--ro-bind", str(files.python), INSIDE, "--ro-bind", str(files.scripts), INSIDE_SCRIPTS,
-            "--dev", "/dev", "--proc", "/proc",
-        ]  # fmt: skip
+        limits, view, folders = box.policy.limits, self.view(box), self.folders(box)
+        options = ["--perms", "0755", "--dir", "/opt"] if self.root(box) is None else []
+        options += [o for name, target in view.links for o in ("--symlink", target, name)]
+        options += [o for source, target in view.binds for o in ("--ro-bind", source, target)]
+        options += ["--dev", "/dev", "--proc", "/proc"]
         if masks:
             options += [o for path in self.masks for o in ("--ro-bind", "/dev/null", path)]
             options += ["--ro-bind", "/proc/sys", "/proc/sys"]
@@ -220,7 +218,8 @@ class NamespaceBackend(FencedBackend):
         else:
             for target in ("/tmp", "/dev/shm"):  # noqa: S108 - paths inside
                 options += ["--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", target]
-        options += ["--bind", str(folders / "workspace"), "/workspace"]
+        for place in view.workspaces:
+            options += ["--bind", str(folders / "workspace"), place]
         for mount in box.policy.mounts:
             kind = "--bind" if mount.writable else "--ro-bind"
             options += [kind, mount.source, mount.target]
@@ -263,16 +262,9 @@ def _parts(host: SandboxHost, rung: Rung | None) -> Parts:
     )
 
 
-def _in_workspace(request: RunRequest) -> str:
-    return posixpath.normpath(f"/workspace/{inside_directory(request.directory)}")
+def _directory(view: View, request: RunRequest) -> str:
+    return posixpath.normpath(f"{view.workspaces[-1]}/{inside_directory(request.directory)}")
 
 
 def _terminated(options: list[str]) -> bytes:
     return os.fsencode("".join(f"{option}\0" for option in options))
-
-
-def _system_directory(path: str) -> list[str]:
-    """Show a system directory as the host has it: a link into /usr, or a directory."""
-    if os.path.islink(path):  # noqa: PTH114 - plain strings end up in the options
-        return ["--symlink", os.readlink(path), path]  # noqa: PTH115 - same
-    return ["--ro-bind", path, path] if os.path.isdir(path) else []  # noqa: PTH112 - same

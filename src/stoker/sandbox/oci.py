@@ -45,6 +45,8 @@ class Container(msgspec.Struct, kw_only=True):
 
     root: str
     """Directory with the mount points of ``binds``; read-only inside."""
+    directory: str
+    """Where its program starts: a place of ours where the workspace is seen."""
     binds: Sequence[Bind]
     argv: Sequence[str]
     environment: Mapping[str, str]
@@ -73,7 +75,7 @@ def specification(container: Container) -> bytes:
             "user": {"uid": container.user, "gid": container.user},
             # Never a path of the caller's: one that leads through a link of the box's would be
             # entered by the runtime, with descriptors of its own open.
-            "cwd": "/workspace",
+            "cwd": container.directory,
             "capabilities": {name: [] for name in _CAPABILITIES},
             "noNewPrivileges": True,
         },

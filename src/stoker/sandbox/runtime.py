@@ -62,6 +62,8 @@ class RuntimeFiles(msgspec.Struct, frozen=True, kw_only=True):
     """Digest over all of it."""
     baselines: Path
     """States of baselines that were built here; ours alone."""
+    roots: Path
+    """Their root file systems; boxes see into these."""
 
 
 def default_directory() -> Path:
@@ -95,12 +97,15 @@ def prepare(directory: Path | None = None) -> RuntimeFiles:
         etc=etc,
         key=key,
         baselines=directory / "baselines",
+        roots=directory / "roots",
     )
 
 
-def baseline_digest(baseline: Baseline, files: RuntimeFiles | None = None, build: str = "") -> str:
-    """Return the digest over what a baseline is made of on this host."""
-    key = files.key if files is not None else canonical_digest([_python_key(), sys.version])
+def baseline_digest(
+    baseline: Baseline, files: RuntimeFiles | None = None, build: str = "", root: str = ""
+) -> str:
+    """Return the digest over what a baseline is made of on this host, or of a ``root`` anywhere."""
+    key = root or (files.key if files else canonical_digest([_python_key(), sys.version]))
     parts = [baseline.name, baseline.environment, key]
     return canonical_digest([*parts, build] if build else parts)
 

@@ -6,6 +6,7 @@ no owner, setuid bit or device is made, and no more than the limits of the box i
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import BinaryIO, NamedTuple, Self
@@ -44,8 +45,12 @@ def unpack(
     owner: int | None,
     digest: str,
     bounds: Bounds,
+    *,
+    public: bool = False,
 ) -> None:
     """Put what ``source`` holds into empty ``folders``; all of it belongs to ``owner`` (or us).
+
+    ``public``: everybody can read it and run what its owner could, and only we can change it.
 
     Raises:
         ArtifactDamaged: it is no such stream, or not the one of ``digest``; what is in the folders
@@ -55,7 +60,7 @@ def unpack(
     reader = _Reader(source, bounds.records_bytes_max)
     try:
         reader.begin()
-        with _Placer(folders, owner, bounds) as placer:
+        with _Placer(folders, owner, bounds, public=public) as placer:
             while (entry := reader.entry()) is not None:
                 placer.place(entry, reader.read)
     except (*_FORGED, OSError) as error:
@@ -123,7 +128,10 @@ def _check_names(parts: Sequence[bytes]) -> None:
 class _Placer:
     """Makes entries beneath the folders; times and modes of directories come last."""
 
-    def __init__(self, folders: Mapping[bytes, int], owner: int | None, bounds: Bounds) -> None:
+    def __init__(
+        self, folders: Mapping[bytes, int], owner: int | None, bounds: Bounds, *, public: bool
+    ) -> None:
+        self._public = public
         self._folders = folders
         self._owner = owner
         self._bytes_left = bounds.bytes_max
@@ -168,7 +176,7 @@ class _Placer:
             os.mkfifo(name, 0o600, dir_fd=parent)
             self._own(name, parent)
             # Just made, and nobody else is here; mkfifo itself would heed our umask.
-            os.chmod(name, entry.mode & KEPT_MODE, dir_fd=parent)
+            os.chmod(name, self._file_mode(entry.mode), dir_fd=parent)
             self._date(entry, parent)
         else:
             raise ValueError(f"{entry.kind!r} is no kind of entry")
@@ -187,7 +195,7 @@ class _Placer:
                 os.ftruncate(file, entry.size_bytes)
             if self._owner is not None:
                 os.fchown(file, self._owner, self._owner)
-            os.fchmod(file, entry.mode & KEPT_MODE)
+            os.fchmod(file, self._file_mode(entry.mode))
             os.utime(file, ns=(entry.changed_ns, entry.changed_ns))
         finally:
             os.close(file)
@@ -207,11 +215,16 @@ class _Placer:
         finally:
             os.close(origin)
 
+    def _file_mode(self, mode: int) -> int:
+        if self._public:
+            return 0o755 if mode & stat.S_IXUSR else 0o644
+        return mode & KEPT_MODE
+
     def _settle(self, made: _Directory) -> None:
         root, parts = self._folders[made.folder], made.path.split(b"/")
         directory = open_beneath(root, parts, OPEN_DIRECTORY)
         try:
-            os.fchmod(directory, made.mode & KEPT_MODE)
+            os.fchmod(directory, 0o755 if self._public else made.mode & KEPT_MODE)
             os.utime(directory, ns=(made.changed_ns, made.changed_ns))
         finally:
             os.close(directory)

@@ -268,6 +268,8 @@ class MemoryBackend:
         """Make a box, or fail as scripted."""
         if baseline.build is not msgspec.UNSET:
             raise not_offered("baselines with files or setup", "memory")
+        if baseline.root is not msgspec.UNSET:
+            raise not_offered("baselines with a root of their own", "memory")
         if policy.trust is not Trust.TRUSTED:
             raise IsolationUnavailable(
                 "memory boxes isolate nothing and are for trusted work only; not made"

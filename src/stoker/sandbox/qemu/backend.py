@@ -215,6 +215,8 @@ class QemuBackend:
     def _pinned(self, baseline: Baseline) -> Baseline:
         if baseline.build is not msgspec.UNSET:  # an empty workspace would be another baseline
             raise not_offered("baselines with files or setup", "qemu")
+        if baseline.root is not msgspec.UNSET:  # a guest has its own
+            raise not_offered("baselines with a root of their own", "qemu")
         digest = self.host.baseline_digest(baseline)
         if baseline.digest and baseline.digest != digest:
             raise IsolationUnavailable(
