@@ -246,7 +246,7 @@ class _Loop:
     ) -> RunSnapshot:
         """Return the pass, now, in the form a run has."""
         self._charge(held=self._held)
-        held_seconds = self._barrier.totals(0).idle_while_ready_seconds
+        held_seconds = self._barrier.totals([], []).idle_while_ready_seconds
         return RunSnapshot(
             run_id="lock-step",
             run_directory="",

@@ -36,11 +36,12 @@ def test_the_ideal_of_a_few_turns_is_what_one_writes_down() -> None:
     assert locked.seconds == pytest.approx(2 * (0.33 + 0.27) + 1.0 + 2.0)
 
 
-def test_a_closed_batch_is_near_its_ideal_and_a_steady_supply_near_capacity() -> None:
-    makespan, active = bench_lane._closed(1)
+@pytest.mark.parametrize("trace", ["lognormal", "published"])
+def test_a_closed_batch_is_near_its_ideal_and_a_steady_supply_near_capacity(trace: str) -> None:
+    makespan, active = bench_lane._closed(1, trace)
     assert 1 <= makespan <= 1.05
     assert active >= 6
-    throughput, idle_while_ready = bench_lane._steady(400, 10)
+    throughput, idle_while_ready = bench_lane._steady(400, 10, trace)
     assert throughput >= 0.98
     assert idle_while_ready == 0
 
@@ -51,6 +52,10 @@ def test_every_regime_has_its_own_tuned_peer() -> None:
         kv_tokens = regime.profile.kv_tokens
         assert kv_tokens is not None
         assert 0.3 < regime.semaphore * regime.shape.context_mean / kv_tokens < 3
+        under_way, issued = regime.staged
+        assert 0 < issued <= min(under_way, regime.profile.window)
+        assert 0 < regime.pinned_share <= 2
+        assert 0 < regime.usage_aim < 1
     assert SHIFTING[1] > 0
 
 
@@ -62,7 +67,8 @@ def test_the_document_has_the_promised_names() -> None:
     assert set(figures) >= {
         "makespan_vs_ideal", "active_vs_lockstep", "steady_throughput_vs_capacity",
         "idle_while_ready_share", "stationary_vs_semaphore_min", "heavy_tail_vs_semaphore",
-        "shifting_vs_semaphore", "vs_oversized_semaphore", "p95_vs_semaphore",
+        "shifting_vs_semaphore", "vs_oversized_semaphore", "p95_vs_semaphore", "vs_staged_queues",
+        "vs_usage_limit", "vs_pinned",
     }  # fmt: skip
     assert all(one["value"] > 0 for name, one in figures.items() if "_vs_" in name)
     assert set(document["regimes"]) == {regime.name for regime in STATIONARY}

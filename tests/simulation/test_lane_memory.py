@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stoker.coordinator.residency import Residency
 from stoker.inference.profile import SimProfile
-from stoker.testing.simulator.policies import Adaptive, Semaphore
+from stoker.testing.simulator.policies import Adaptive, Pinned, Semaphore, StagedQueues
 from stoker.testing.simulator.trace import (
     AGENTIC,
     RolloutTrace,
@@ -149,3 +149,24 @@ def test_what_the_server_does_not_keep_is_found_out() -> None:
         return memory.residency.kept
 
     assert run_virtual(main()) < 265_000
+
+
+def test_pinned_contexts_are_never_prefilled_again_and_one_alone_always_starts() -> None:
+    profile = _profile(kv_tokens=4000)
+    largest = 400 + 8 * (60 + 300)  # what a rollout of SHAPE can come to
+    outcome = simulate(profile, _work(3, 40), Pinned(largest))
+    assert outcome.completed == 40
+    assert outcome.prefilled_again == 0
+    small = simulate(_profile(kv_tokens=largest), _work(3, 5), Pinned(2 * largest))
+    assert small.completed == 5
+
+
+def test_staged_queues_issue_no_more_than_their_pool() -> None:
+    seen: list[int] = []
+
+    class Watched(StagedQueues):
+        def sample(self, world: World) -> None:
+            seen.append(world.model.running)
+
+    assert simulate(_profile(), _work(4, 60), Watched(20, 3)).completed == 60
+    assert max(seen) == 3

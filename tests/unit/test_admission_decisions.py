@@ -93,6 +93,8 @@ def test_it_waits_for_a_change_to_show_and_for_the_target_to_bind() -> None:
     [
         {"results_share": 0.75},
         {"kv_share": 0.9},
+        {"preempted_share": 0.01},
+        {"memory_short_share": 0.5},
         {"ready": WINDOW // 2},
         {"queue_seconds": {"fast": 0.0, "tests": 5.0}},
     ],
@@ -110,6 +112,8 @@ def test_a_mark_holds(pressed: dict[str, Any]) -> None:
     [
         ({"results_share": 0.95}, "results not acknowledged"),
         ({"kv_share": 0.99}, "KV cache"),
+        ({"preempted_share": 0.1}, "put back for lack of KV memory"),
+        ({"memory_short_share": 1.0}, "without memory for more boxes"),
         ({"ready": 3 * WINDOW}, "ready calls"),
         ({"queue_seconds": {"fast": 0.0, "tests": 90.0}}, "worker class tests"),
     ],

@@ -4,8 +4,14 @@ import asyncio
 
 import pytest
 
+from stoker.config.tree import AdmissionSettings, LaneSettings
+from stoker.coordinator.admission import Admission
+from stoker.coordinator.figures import RunFigures
+from stoker.coordinator.lane import Lane
 from stoker.coordinator.lane_figures import LaneTotals
-from stoker.testing.virtual_clock import run_virtual
+from stoker.coordinator.sampling import AdmissionFeed
+from stoker.observe.metrics import Metrics
+from stoker.testing.virtual_clock import VirtualClock, run_virtual
 from support.inference import HandModel, lane_over, request, sim
 
 
@@ -28,6 +34,25 @@ def test_the_four_figures_of_a_known_schedule() -> None:
         assert seen.capacity_calls_per_second == pytest.approx(2 / 11)
         assert (seen.simulated, seen.window, seen.replicas, seen.healthy) == (True, 4, 1, 1)
         assert seen.kv_share == 0
+
+    run_virtual(main())
+
+
+def test_sequences_put_back_for_lack_of_memory_are_counted_and_lower_the_target() -> None:
+    async def main() -> None:
+        clock = VirtualClock()
+        lane = Lane(sim(kv_tokens=40), LaneSettings(), clock, kv_share=0.0)
+        admission = Admission(AdmissionSettings(active_start=4), clock)
+        feed = AdmissionFeed(admission, lane, RunFigures(Metrics()), results_max=1)
+        changes = []
+        for turn in range(2):
+            calls = (lane.generate(request(f"r{turn}{n}"), (0,)) for n in range(4))
+            await asyncio.gather(*calls)
+            changes.append(feed.sample(active=4, boxes_reserved=0, stats=None))
+        assert lane.figures().preemptions > 0
+        assert changes[0] is None
+        assert changes[1] is not None
+        assert "put back for lack of KV memory" in changes[1].reason
 
     run_virtual(main())
 

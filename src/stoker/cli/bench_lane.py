@@ -1,9 +1,11 @@
 """``stoker bench lane``: the inference lane and admission in the simulator, beside their peers.
 
 Everything runs on a virtual clock: the figures are of policies, not of this machine, and the same
-seeds give the same figures on any. A peer is the best of its kind: a semaphore held through tool
-waits is tuned to each regime offline on other seeds (the value stands in ``regimes``), and the mean
-of paired seeds is compared. Our side has the same settings everywhere.
+seeds give the same figures on any. A peer is the best of its kind, tuned to each regime offline on
+other seeds (its values stand in ``regimes``), and the mean of paired seeds is compared: a semaphore
+held through tool waits (a thread pool for environments is one), staged queues, a KV cache pinned
+through waits, and a limit by the KV usage that servers report. Our side has the same settings
+everywhere.
 """
 
 import statistics
@@ -20,13 +22,21 @@ from stoker.cli.bench_machine import figure, machine
 from stoker.config.tree import AdmissionSettings
 from stoker.inference.profile import SimProfile
 from stoker.testing.simulator.closed import ideal, lock_step
-from stoker.testing.simulator.policies import Adaptive, Semaphore
+from stoker.testing.simulator.policies import (
+    Adaptive,
+    Pinned,
+    Semaphore,
+    StagedQueues,
+    UsageAimd,
+)
 from stoker.testing.simulator.regimes import DEVICES, SHIFTING, STATIONARY, WAITS, Regime
 from stoker.testing.simulator.trace import RolloutTrace, Shape, endless, lognormal, mixed, shifting
 from stoker.testing.simulator.world import Outcome, Policy, simulate
 
 _FIRST_SEED = 10
 """Seeds below it tuned the peers."""
+_PEER_SEEDS = 4
+"""Seeds on which the peers besides the semaphore run: they take as long as all else."""
 _OVERSIZED = 1.25
 _CLOSED = SimProfile(policy="scripted:none", a=0.25, c=0.02, window=64, name="turns")
 _CLOSED_SHAPE = Shape(prompt=(1, 1), turns=(10, 10), sampled=(1, 1), observed=(1, 1))
@@ -41,6 +51,8 @@ _CLIFF = tuple(
     if regime.device == "8B" and regime.waits in _HEAVY and regime.memory_share > _HEAVY_SHARE
 )
 """Where a semaphore that is too big falls off a cliff."""
+_TRACES = {"lognormal": lognormal, "published": lambda: mixed(60.0)}
+"""Waits of work without memory limits; the second has the published shares of real tool calls."""
 
 Say = Callable[[str], object]
 
@@ -56,6 +68,8 @@ class Paired(msgspec.Struct, frozen=True):
     p95: float
     """95th percentile of completion ÷ the tuned semaphore's."""
     parked_max: float
+    peers: dict[str, float]
+    """Ours ÷ each other peer, on the first seeds."""
 
 
 def measure(*, seeds: int, seconds: float, processes: int, real: bool, say: Say) -> dict[str, Any]:
@@ -66,33 +80,22 @@ def measure(*, seeds: int, seconds: float, processes: int, real: bool, say: Say)
     chosen = range(_FIRST_SEED, _FIRST_SEED + seeds)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         say("bench lane: closed batch and steady supply …")
-        closed = list(pool.map(_closed, range(2 * seeds)))
-        steady = {
-            active: list(pool.map(_steady, [active] * 2, chosen)) for active in _STEADY_ACTIVE
+        short = {
+            trace: _without_limits(pool.map, trace, range(_FIRST_SEED, _FIRST_SEED + 2 * seeds))
+            for trace in _TRACES
         }
         say(f"bench lane: {len(STATIONARY)} regimes, {seeds} seeds …")
         jobs = [(regime, seed, seconds) for regime in STATIONARY for seed in chosen]
         paired = list(pool.map(_paired, *zip(*jobs, strict=True)))
         say("bench lane: shifting work …")
         shifted = list(pool.map(_shifted, chosen))
-    judged = steady[_STEADY_JUDGED]
     document: dict[str, Any] = {"bench": "lane", "machine": machine(), "clock": "virtual"}
     document["figures"] = {
-        "makespan_vs_ideal": figure(
-            [one[0] for one in closed], "ratio", 1.02, "the ideal schedule of the same trace"
-        ),
-        "active_vs_lockstep": figure([one[1] for one in closed], "ratio", 7.0, "lock-step"),
-        "steady_throughput_vs_capacity": figure(
-            [one[0] for one in judged], "share", 0.98, f"{_STEADY_JUDGED} active"
-        ),
-        "idle_while_ready_share": figure(
-            [one[1] for one in judged], "share", 0.005, f"{_STEADY_JUDGED} active"
-        ),
+        **short["lognormal"].figures(),
         **_against_semaphores(paired, shifted),
+        **_against_others(paired),
     }
-    document["steady"] = {
-        str(active): statistics.mean(one[0] for one in found) for active, found in steady.items()
-    }
+    document["traces"] = {trace: found.told() for trace, found in short.items()}
     document["regimes"] = _regimes(paired)
     if real:
         say("bench lane: a real run, minutes of real time …")
@@ -105,6 +108,47 @@ def measure(*, seeds: int, seconds: float, processes: int, real: bool, say: Say)
     else:
         document["notes"] = {"real_vs_simulated_error": "needs a real run: --real"}
     return document
+
+
+class Short(msgspec.Struct, frozen=True):
+    """What became of work without memory limits, by seed."""
+
+    closed: list[tuple[float, float]]
+    """Makespan ÷ ideal, active share ÷ lock-step."""
+    steady: dict[int, list[tuple[float, float]]]
+    """Throughput ÷ capacity and idle while ready, by rollouts active."""
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures that have a goal."""
+        judged, named = self.steady[_STEADY_JUDGED], f"{_STEADY_JUDGED} active"
+        makespans, active = zip(*self.closed, strict=True)
+        throughput, idle = zip(*judged, strict=True)
+        return {
+            "makespan_vs_ideal": _mean(makespans, 1.02, "the ideal schedule of the same trace"),
+            "active_vs_lockstep": _mean(active, 7.0, "lock-step"),
+            "steady_throughput_vs_capacity": figure(throughput, "share", 0.98, named),
+            "idle_while_ready_share": figure(idle, "share", 0.005, named),
+        }
+
+    def told(self) -> dict[str, Any]:
+        """Return the means, for people."""
+        return {
+            "makespan_vs_ideal": statistics.mean(one for one, _ in self.closed),
+            "active_vs_lockstep": statistics.mean(one for _, one in self.closed),
+            "steady_throughput_vs_capacity": {
+                str(active): statistics.mean(one for one, _ in found)
+                for active, found in self.steady.items()
+            },
+        }
+
+
+def _without_limits(each: Callable[..., Iterable[Any]], trace: str, seeds: range) -> Short:
+    closed = each(_closed, seeds, [trace] * len(seeds))
+    steady = {
+        active: each(_steady, [active] * len(seeds), seeds, [trace] * len(seeds))
+        for active in _STEADY_ACTIVE
+    }
+    return Short(list(closed), {active: list(found) for active, found in steady.items()})
 
 
 def _against_semaphores(paired: Sequence[Paired], shifted: Sequence[float]) -> dict[str, Any]:
@@ -129,7 +173,22 @@ def _against_semaphores(paired: Sequence[Paired], shifted: Sequence[float]) -> d
     }
 
 
-def _mean(values: Sequence[float], target: float, against: str) -> dict[str, Any]:
+def _against_others(paired: Sequence[Paired]) -> dict[str, Any]:
+    """Return the figures against the other peers: of the worst regime, in means of paired seeds."""
+
+    def worst(peer: str, regimes: Iterable[Regime]) -> list[float]:
+        each = [[p.peers[peer] for p in paired if p.regime == r and p.peers] for r in regimes]
+        return min(each, key=statistics.mean)
+
+    tenth = [r for r in STATIONARY if r.memory_share == _HEAVY_SHARE]
+    return {
+        "vs_staged_queues": _mean(worst("staged", STATIONARY), 0.97, "staged queues, tuned"),
+        "vs_usage_limit": _mean(worst("usage", STATIONARY), None, "a limit by KV usage, tuned"),
+        "vs_pinned": _mean(worst("pinned", tenth), 1.3, "KV pinned through waits, tuned"),
+    }
+
+
+def _mean(values: Sequence[float], target: float | None, against: str) -> dict[str, Any]:
     """Return a figure that is the mean of paired seeds."""
     made = figure(values, "ratio", target, against)
     return {**made, "value": statistics.mean(values)}
@@ -141,6 +200,13 @@ def _regimes(paired: Sequence[Paired]) -> dict[str, Any]:
         mine = [one for one in paired if one.regime == regime]
         found[regime.name] = {
             "semaphore": regime.semaphore,
+            "staged": regime.staged,
+            "pinned_share": regime.pinned_share,
+            "usage_aim": regime.usage_aim,
+            "peers": {
+                peer: statistics.mean(one.peers[peer] for one in mine if one.peers)
+                for peer in mine[0].peers
+            },
             "ratio": statistics.mean(one.ratio for one in mine),
             "low": min(one.ratio for one in mine),
             "high": max(one.ratio for one in mine),
@@ -150,19 +216,19 @@ def _regimes(paired: Sequence[Paired]) -> dict[str, Any]:
     return found
 
 
-def _closed(seed: int) -> tuple[float, float]:
+def _closed(seed: int, trace: str) -> tuple[float, float]:
     """Return makespan ÷ ideal, and active share ÷ lock-step, of 200 rollouts of 10 turns."""
-    work = list(islice(endless(seed, _CLOSED_SHAPE, lognormal()), _CLOSED_ROLLOUTS))
+    work = list(islice(endless(seed, _CLOSED_SHAPE, _TRACES[trace]()), _CLOSED_ROLLOUTS))
     ours = simulate(_CLOSED, iter(work), Adaptive())
     share = ours.lane.active_seconds / ours.seconds
     best, locked = ideal(_CLOSED, work), lock_step(_CLOSED, work)
     return ours.seconds / best.seconds, share / locked.active_share
 
 
-def _steady(active: int, seed: int) -> tuple[float, float]:
+def _steady(active: int, seed: int, trace: str) -> tuple[float, float]:
     """Return throughput ÷ capacity and idle-while-ready with so many always active."""
     settings = AdmissionSettings(mode="fixed", active_max=active)
-    work = endless(seed, _CLOSED_SHAPE, lognormal())
+    work = endless(seed, _CLOSED_SHAPE, _TRACES[trace]())
     run = simulate(_CLOSED, work, Adaptive(settings), until=200, warm=80)
     capacity = _CLOSED.window / (_CLOSED.a + _CLOSED.c * _CLOSED.window)
     done = run.lane.device_tokens / run.lane.seconds
@@ -176,16 +242,26 @@ def _paired(regime: Regime, seed: int, seconds: float) -> Paired:
 
     ours, tuned = run(Adaptive()), run(Semaphore(regime.semaphore))
     speed = ours.tokens_per_second
-    oversized = None
+    oversized, peers = None, {}
     if regime in _CLIFF:
         peer = run(Semaphore(round(_OVERSIZED * regime.semaphore)))
         oversized = speed / max(peer.tokens_per_second, 1e-9)
+    if seed < _FIRST_SEED + _PEER_SEEDS:
+        others: dict[str, Policy] = {
+            "staged": StagedQueues(*regime.staged),
+            "pinned": Pinned(regime.pinned_share * regime.shape.context_mean),
+            "usage": UsageAimd(regime.usage_aim),
+        }
+        peers = {
+            name: speed / max(run(peer).tokens_per_second, 1e-9) for name, peer in others.items()
+        }
     return Paired(
         regime,
         speed / tuned.tokens_per_second,
         oversized,
         _p95(ours) / _p95(tuned),
         ours.parked_max,
+        peers,
     )
 
 

@@ -238,6 +238,8 @@ def _boxes(snapshot: RunSnapshot) -> Text:
     if snapshot.boxes_ready:
         text.append(f"{snapshot.boxes_ready} of them ready, ")
     text.append(f"{leaked} leaked", "bold red" if leaked else "green")
+    if snapshot.memory_short_share:
+        text.append("  memory short", "yellow")
     if snapshot.accept_shared_kernel:  # first: what a narrow terminal cuts off must not be this
         text.append("  shared kernel accepted", "yellow")
     for name, got in sorted(snapshot.isolation.items()):

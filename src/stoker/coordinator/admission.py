@@ -67,8 +67,12 @@ class AdmissionSample(msgspec.Struct, frozen=True, kw_only=True):
     """Results not yet acknowledged ÷ their cap."""
     kv_share: float | None = None
     """KV cache in use by running sequences."""
+    preempted_share: float = 0.0
+    """Sequences put back for lack of KV memory ÷ calls answered."""
     boxes_reserved: int = 0
     """By active rollouts together."""
+    memory_short_share: float = 0.0
+    """Workers that take on no more boxes for want of memory ÷ workers."""
     service_seconds: float | None = None
     """Mean time of a model call."""
     think_seconds: float | None = None
@@ -279,6 +283,26 @@ def _marks(sample: AdmissionSample) -> list[_Mark]:
         marks.append(
             _Mark(
                 what="KV cache in use", value=sample.kv_share, hold=0.85, lower=0.97, queues=False
+            )
+        )
+    if sample.preempted_share:
+        marks.append(
+            _Mark(
+                what="calls put back for lack of KV memory ÷ calls answered",
+                value=sample.preempted_share,
+                hold=0.0,
+                lower=0.05,
+                queues=False,
+            )
+        )
+    if sample.memory_short_share:
+        marks.append(
+            _Mark(
+                what="workers without memory for more boxes ÷ workers",
+                value=sample.memory_short_share,
+                hold=0.0,
+                lower=1.0,
+                queues=False,
             )
         )
     if sample.queue_seconds:

@@ -75,7 +75,7 @@ class Lane:
         self._granted = 0
         self._ill_since: float | None = None
         self._meter = LaneMeter(clock)
-        self._device_tokens_before = self._device_tokens()
+        self._loads_before = self._loads()
         self.wanted = asyncio.Event()
         self._idle = asyncio.Event()
         self._settle()
@@ -221,7 +221,7 @@ class Lane:
     def totals(self) -> LaneTotals:
         """Return the sums since the lane was made, up to now."""
         self._meter.charge(self._state())
-        return self._meter.totals(self._device_tokens() - self._device_tokens_before)
+        return self._meter.totals(self._loads(), self._loads_before)
 
     def figures(self, since: LaneTotals | None = None) -> LaneFigures:
         """Return the lane's figures since ``since`` (from ``totals``), or since it was made."""
@@ -258,6 +258,7 @@ class Lane:
             if capacity and tokens_per_call
             else None,
             kv_share=self._kv_share(loads),
+            preemptions=done.preemptions,
         )
 
     async def _room_for(
@@ -490,9 +491,6 @@ class Lane:
 
     def _loads(self) -> list[DeviceLoad]:
         return [self._model.load(index) for index in self._replicas]
-
-    def _device_tokens(self) -> int:
-        return sum(load.tokens_sampled for load in self._loads())
 
     def _kv_share(self, loads: list[DeviceLoad]) -> float | None:
         if all(one.kv_tokens is None for one in self.info.replicas):

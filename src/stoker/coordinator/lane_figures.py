@@ -41,6 +41,8 @@ class LaneTotals(msgspec.Struct, frozen=True, kw_only=True):
     issued: int = 0
     device_tokens: int = 0
     """Sampled by the replicas by their own count."""
+    preemptions: int = 0
+    """Sequences that replicas put back for lack of KV memory."""
 
     def since(self, earlier: "LaneTotals") -> "LaneTotals":
         """Return what was added after ``earlier``."""
@@ -88,6 +90,8 @@ class LaneFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Calls a second at full windows, at the mean length of a call; ``None``: not known yet."""
     kv_share: float | None
     """Fullest KV cache, running sequences only; ``None``: no replica says."""
+    preemptions: int
+    """Sequences that replicas put back for lack of KV memory."""
 
     @staticmethod
     def capacity(loads: list[DeviceLoad]) -> float | None:
@@ -141,8 +145,8 @@ class LaneMeter:
             self._room += seconds * state.room
         return now
 
-    def totals(self, device_tokens: int) -> LaneTotals:
-        """Return the sums up to the last charge."""
+    def totals(self, loads: list[DeviceLoad], before: list[DeviceLoad]) -> LaneTotals:
+        """Return the sums up to the last charge, and what replicas counted after ``before``."""
         return LaneTotals(
             seconds=self._seconds,
             active_seconds=self._active,
@@ -158,7 +162,10 @@ class LaneMeter:
             service_seconds=self.service_seconds,
             wait_seconds=self.wait_seconds,
             issued=self.issued,
-            device_tokens=device_tokens,
+            device_tokens=sum(now.tokens_sampled for now in loads)
+            - sum(then.tokens_sampled for then in before),
+            preemptions=sum(now.preemptions for now in loads)
+            - sum(then.preemptions for then in before),
         )
 
 

@@ -20,6 +20,14 @@ NEW_SECONDS = 10.0
 CREDIT_SECONDS_MAX = GROUP_SECONDS + STALE_SECONDS_MAX + NEW_SECONDS
 
 
+def place(now: float, number: int, *, first: bool, credit: float = 0.0) -> tuple[float, int]:
+    """Return the place of a call that is ready at ``now``: smaller goes first.
+
+    ``number``: its rollout's; ``first``: of that rollout; ``credit``: in seconds.
+    """
+    return (now + NEW_SECONDS if first else now - credit), number
+
+
 class Places:
     """Orders calls of one run."""
 
@@ -31,12 +39,12 @@ class Places:
     def order(self, rollout: ActiveRollout, now: float) -> tuple[float, ...]:
         """Return the place of a call that is ready now: smaller goes first."""
         if not rollout.policy_versions:
-            return now + NEW_SECONDS, rollout.order
+            return place(now, rollout.order, first=True)
         ended = self._ended[rollout.admitted.group_id] / max(1, self._group_size - 1)
         self._newest = max(self._newest, *rollout.policy_versions)
         behind = self._newest - min(rollout.policy_versions)
         credit = GROUP_SECONDS * ended + min(STALE_SECONDS_MAX, STALE_SECONDS * behind)
-        return now - credit, rollout.order
+        return place(now, rollout.order, first=False, credit=credit)
 
     def ended(self, rollout: ActiveRollout) -> None:
         """A rollout of a group has its outcome."""

@@ -21,12 +21,21 @@ class AdmissionFeed:
         self._think_seconds = self._queued_seconds = 0.0
 
     def sample(
-        self, *, active: int, boxes_reserved: int, stats: StatsReply | None
+        self,
+        *,
+        active: int,
+        boxes_reserved: int,
+        stats: StatsReply | None,
+        memory_short_share: float = 0.0,
     ) -> AdmissionChange | None:
-        """Tell admission how things are; return what it changed, if anything."""
+        """Tell admission how things are; return what it changed, if anything.
+
+        ``memory_short_share``: workers that take on no more boxes for want of memory ÷ workers.
+        """
         lane = self._lane.figures(self._totals)
         self._totals = self._lane.totals()
         think, queued = self._think()
+        limits = self._lane.working.limits
         change = self._admission.observe(
             AdmissionSample(
                 active=active,
@@ -40,9 +49,13 @@ class AdmissionFeed:
                 if stats
                 else {},
                 results_share=stats.unacknowledged / self._results_max if stats else 0.0,
-                # Where the working set holds for memory, full caches are what it aims at.
-                kv_share=None if self._lane.working.limits else lane.kv_share,
+                # Where the working set holds for memory, full caches are what it aims at, and its
+                # own model learns from what it finds missing.
+                kv_share=None if limits else lane.kv_share,
+                # A server that was restarted counts from nothing.
+                preempted_share=0.0 if limits else max(0, lane.preemptions) / max(1, lane.calls),
                 boxes_reserved=boxes_reserved,
+                memory_short_share=memory_short_share,
                 service_seconds=lane.service_seconds,
                 think_seconds=think,
                 queued_seconds=queued,

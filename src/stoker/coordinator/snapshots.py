@@ -98,6 +98,7 @@ class Snapshots:
             boxes_alive=sum(worker.boxes_alive for worker in seen),
             boxes_leaked=sum(worker.boxes_leaked for worker in seen),
             boxes_ready=sum(worker.boxes_ready for worker in seen),
+            memory_short_share=sum(worker.memory_short for worker in seen) / max(1, len(seen)),
             isolation=_isolation(seen),
             accept_shared_kernel=self._shared,
             caps=self._caps(),

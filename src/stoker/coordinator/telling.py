@@ -44,6 +44,7 @@ class Telling:
         parts = coordinator.parts
         self._log = coordinator.flow.parts.log
         self._stats: StatsReply | None = None
+        self._memory_short = 0.0
         self._feed = AdmissionFeed(
             parts.admission, parts.lane, parts.figures, settings.ledger.results_max
         )
@@ -75,6 +76,7 @@ class Telling:
             self._snapshots.ended(line)
         self._coordinator.parts.lines.clear()
         snapshot = self._snapshots.take()
+        self._memory_short = snapshot.memory_short_share
         if self._observer is not None:
             try:
                 self._observer(snapshot)
@@ -98,6 +100,7 @@ class Telling:
             active=len(self._coordinator.flow.active),
             boxes_reserved=self._coordinator.boxes_reserved,
             stats=self._stats,
+            memory_short_share=self._memory_short,
         )
         if change is not None:
             self._log.event(

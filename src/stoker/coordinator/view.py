@@ -129,6 +129,8 @@ class RunSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     boxes_leaked: int
     boxes_ready: int = 0
     """Of those alive, made ahead and not used yet."""
+    memory_short_share: float = 0.0
+    """Workers whose boxes leave the host no more memory than its reserve ÷ workers."""
     isolation: dict[str, str]
     """Worker class → ``namespace (rung a)`` or what it got."""
     accept_shared_kernel: bool

@@ -53,6 +53,8 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     boxes_alive: int
     boxes_leaked: int
     boxes_ready: int = 0
+    memory_short: bool = False
+    """It takes no more work on: what its boxes leave of the host's memory is its reserve."""
 
 
 @dataclass(slots=True)

@@ -177,6 +177,7 @@ class Device:
             tokens_prefilled=self._prefilled,
             running=len(self._running),
             kv_used_share=self._held / self._kv if self._kv else 0.0,
+            preemptions=self.preemptions,
             sequence_seconds=self._sequence_seconds,
             capacity_tokens_per_second=self.capacity,
         )

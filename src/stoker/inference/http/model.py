@@ -100,6 +100,7 @@ class HttpModel:
         return msgspec.structs.replace(
             self._accounts[replica].load(),
             kv_used_share=said.kv_used_share if said is not None else 0.0,
+            preemptions=said.preemptions if said is not None else 0,
             server=said,
         )
 

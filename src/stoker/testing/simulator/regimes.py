@@ -39,13 +39,19 @@ WAITS: dict[str, Callable[[], Waits]] = {
 
 
 class Regime(msgspec.Struct, frozen=True):
-    """One stationary regime, and the semaphore that was tuned to it offline (seeds 0 and 1)."""
+    """One stationary regime, and what its peers were tuned to offline (seeds 0 and 1)."""
 
     device: str
     waits: str
     memory_share: float
     """KV cache ÷ working set at saturation."""
     semaphore: int
+    staged: tuple[int, int]
+    """Rollouts under way, and calls at the replica at once."""
+    pinned_share: float
+    """Size a rollout is counted with at least where its KV cache is pinned, in mean contexts."""
+    usage_aim: float
+    """KV usage a limit by it aims at."""
 
     @property
     def name(self) -> str:
@@ -76,13 +82,14 @@ def working_set(profile: SimProfile, shape: Shape, waits: Waits) -> float:
 SHIFTING = (500_000, 28)
 """Tokens of the KV cache for shifting work, and the fixed semaphore that was tuned to it."""
 STATIONARY = (
-    Regime("8B", "mixed", 0.1, 27),
-    Regime("8B", "mixed", 0.2, 47),
-    Regime("8B", "mixed", 0.35, 73),
-    Regime("8B", "mixed", 0.5, 95),
-    Regime("8B", "lognormal", 0.1, 20),
-    Regime("8B", "constant", 0.2, 30),
-    Regime("small", "mixed", 0.1, 46),
-    Regime("small", "mixed", 0.5, 101),
+    Regime("8B", "mixed", 0.1, 27, (27, 27), 0.25, 0.35),
+    Regime("8B", "mixed", 0.2, 47, (47, 31), 0.4, 0.35),
+    Regime("8B", "mixed", 0.35, 73, (73, 47), 0.6, 0.35),
+    Regime("8B", "mixed", 0.5, 95, (95, 95), 0.9, 0.35),
+    Regime("8B", "lognormal", 0.1, 20, (20, 13), 0.6, 0.2),
+    Regime("8B", "constant", 0.2, 30, (30, 20), 0.9, 0.2),
+    Regime("small", "mixed", 0.1, 46, (46, 46), 0.12, 0.2),
+    Regime("small", "mixed", 0.5, 101, (101, 64), 0.6, 0.2),
 )
-"""Each semaphore is the best of four or five, 8 to 15 % apart, on seeds 0 and 1."""
+"""Each semaphore is the best of four or five, 8 to 15 % apart; each staged pair, pinned share and
+aim the best of four or five, on seeds 0 and 1."""

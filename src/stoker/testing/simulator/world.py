@@ -16,6 +16,7 @@ from stoker.config.tree import LaneSettings
 from stoker.coordinator.figures import RunFigures
 from stoker.coordinator.lane import Lane
 from stoker.coordinator.lane_figures import LaneTotals
+from stoker.coordinator.places import place
 from stoker.inference.profile import SimProfile
 from stoker.model.generation import GenerateRequest, Sampling
 from stoker.model.ids import RolloutId
@@ -32,6 +33,8 @@ class Policy(Protocol):
 
     kv_share: float
     """Share of the KV cache for the lane's working set; 0: nothing is held for it."""
+    new_last: bool
+    """First calls have the place a run gives them; else all go in order of arrival."""
 
     def begin(self, world: "World") -> None:
         """The world is about to run."""
@@ -92,6 +95,9 @@ class World:
         self.model.changed = self._charge
         self.policy = policy
         self.active = self.waiting = 0
+        self.contexts: dict[RolloutId, int] = {}
+        """Tokens of each active rollout's context."""
+        self.kv_tokens = sum(one.kv_tokens or 0 for one in self.lane.info.replicas)
         self.figures = RunFigures(Metrics())
         self._work = work
         self._next: RolloutTrace | None = next(work, None)
@@ -152,20 +158,23 @@ class World:
         rollout = RolloutId(f"rol_{self._count}")
         self.lane.started(rollout)
         self.active += 1
+        self.contexts[rollout] = trace.prompt
         task = asyncio.create_task(self._rollout(rollout, trace, self._count))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _rollout(self, rollout: RolloutId, trace: RolloutTrace, order: int) -> None:
+    async def _rollout(self, rollout: RolloutId, trace: RolloutTrace, number: int) -> None:
         began = self.clock.monotonic()
         context = trace.prompt
         for step, turn in enumerate(trace.turns):
-            await self.lane.generate(
-                _request(rollout, step, context=context, sampled=turn.sampled), (order,)
-            )
+            request = _request(rollout, step, context=context, sampled=turn.sampled)
+            first = step == 0 and self.policy.new_last
+            ready = place(self.clock.monotonic(), number, first=first)
+            await self.lane.generate(request, ready)
             self._events += 1
             self._charge()
             context += turn.sampled + turn.observed
+            self.contexts[rollout] = context
             self._wake.set()
             self.waiting += 1
             await asyncio.sleep(turn.wait)
@@ -174,6 +183,7 @@ class World:
             self.waiting -= 1
             self.figures.thought(turn.wait)
         self.active -= 1
+        del self.contexts[rollout]
         self.lane.ended(rollout)
         self._ended.append((began, self.clock.monotonic(), sum(t.sampled for t in trace.turns)))
         asyncio.get_running_loop().call_soon(self._wake.set)
