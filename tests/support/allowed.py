@@ -108,7 +108,6 @@ UNTRIED_WRITES = {
     "sandbox/cgroups.py:_freeze": "a control file of the kernel",
     "sandbox/cgroups.py:_unified_tree": "a control file of the kernel",
     "sandbox/cgroups.py:_GroupV1.reset_peak": "a control file of the kernel",
-    "sandbox/cgroups.py:_write": "a control file of the kernel",
     "sandbox/guest/counters.py:ControlGroup._write": "a control file of a guest's kernel",
     "sandbox/guest/place.py:_reseed": "a device of a guest",
     "sandbox/guest/program.py:_unprotect": "a control file of a guest's kernel",

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def test_a_torn_record_is_passed_over(tmp_path: Path) -> None:
 
 @pytest.fixture
 def free_uids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uids, "uids_in_use", set)
+    monkeypatch.setattr(uids, "has_processes", lambda _: False)
     monkeypatch.setattr(UidLeases, "_is_known", lambda *_: False)
 
 
@@ -144,7 +145,7 @@ def test_a_uid_is_leased_once_on_the_whole_machine(tmp_path: Path, free_uids: No
 def test_a_uid_that_a_process_has_is_not_leased(
     tmp_path: Path, free_uids: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uids, "uids_in_use", lambda: {1000, 1002})
+    monkeypatch.setattr(uids, "has_processes", {1000, 1002}.__contains__)
     leases = UidLeases(1000, 3, tmp_path)
     assert leases.lease() == 1001
     with pytest.raises(BoxFailed):
@@ -152,10 +153,26 @@ def test_a_uid_that_a_process_has_is_not_leased(
     leases.close()
 
 
+@pytest.mark.root
+def test_a_uid_has_processes_as_long_as_one_is_there() -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: a process of another uid is looked for")
+    uid = 1_899_000_101
+    assert not uids.has_processes(uid)
+    assert uids.pids_of_uid(uid) == []
+    with subprocess.Popen(["sleep", "600"], user=uid) as sleeper:
+        try:
+            assert uids.has_processes(uid)
+            assert uids.pids_of_uid(uid) == [sleeper.pid]
+        finally:
+            sleeper.kill()
+    assert not uids.has_processes(uid)
+
+
 def test_a_range_that_belongs_to_users_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uids, "uids_in_use", set)
+    monkeypatch.setattr(uids, "has_processes", lambda _: False)
     subordinate = tmp_path / "subuid"
     subordinate.write_text("somebody:1000:100\n# comment\nbroken\n")
     monkeypatch.setattr(uids, "_SUBORDINATE_FILES", (subordinate,))
@@ -181,13 +198,13 @@ def _fake_v2(parent: Path) -> None:
 def test_version_2_is_read_and_written_by_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Path.mkdir
+    made = os.mkdir
 
-    def mkdir(path: Path, *args: object, **options: object) -> None:
+    def mkdir(path: str) -> None:
         made(path)
-        _fake_v2(path)
+        _fake_v2(Path(path))
 
-    monkeypatch.setattr(Path, "mkdir", mkdir)
+    monkeypatch.setattr(os, "mkdir", mkdir)
     tree = TreeV2(str(tmp_path))
     group = tree.create("stoker.x.box_1", Limits(memory_bytes=1000, processes_max=7))
     directory = tmp_path / "stoker.x.box_1"
@@ -210,20 +227,20 @@ def test_version_2_is_read_and_written_by_its_files(
 def test_version_1_is_joined_without_waiting_for_the_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = Path.mkdir
+    made = os.mkdir
 
-    def mkdir(path: Path, *args: object, **options: object) -> None:
+    def mkdir(path: str) -> None:
         made(path)
         for name in (
             "tasks", "cgroup.procs", "memory.limit_in_bytes", "memory.oom_control", "pids.max",
             "pids.events", "cpuacct.usage",
         ):  # fmt: skip
-            (path / name).write_text("")
+            Path(path, name).write_text("")
 
     parents = {name: str(tmp_path / name) for name in ("freezer", "pids", "cpuacct", "memory")}
     for parent in parents.values():
-        made(Path(parent))
-    monkeypatch.setattr(Path, "mkdir", mkdir)
+        made(parent)
+    monkeypatch.setattr(os, "mkdir", mkdir)
     group = TreeV1(parents).create("stoker.x.box_1", Limits())
     for descriptor in group.join_descriptors():
         os.write(descriptor, b"0")

@@ -2,6 +2,8 @@
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -65,6 +67,18 @@ def play(scenario: Callable[[Case], Awaitable[None]], **ahead: int) -> None:
         assert case.boxes.alive == case.waiting == 0
 
     asyncio.run(whole())
+
+
+def test_a_worker_may_hold_more_descriptors_than_the_usual_limit() -> None:
+    code = (
+        "import resource as r; from stoker.worker.process import allow_descriptors as allow\n"
+        "_, hard = r.getrlimit(r.RLIMIT_NOFILE)\n"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, min(hard, 2000))); allow()\n"
+        "print(*r.getrlimit(r.RLIMIT_NOFILE))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    soft, hard = map(int, ran.stdout.split())
+    assert soft == hard > 256
 
 
 def test_boxes_wait_once_one_was_asked_for_and_are_made_anew() -> None:

@@ -94,7 +94,7 @@ class TreeV1:
     def directories(self, name: str) -> tuple[str, ...]:
         """Return one directory per hierarchy; the freezer first, memory last."""
         found = dict.fromkeys(
-            str(Path(self._parents[c]) / name) for c in ("freezer", "pids", "cpuacct", "memory")
+            f"{self._parents[c]}/{name}" for c in ("freezer", "pids", "cpuacct", "memory")
         )
         return tuple(found)
 
@@ -103,12 +103,12 @@ class TreeV1:
         directories = self.directories(name)
         try:
             for directory in directories:
-                Path(directory).mkdir()
-            memory = Path(self._parents["memory"]) / name
-            _write(memory / "memory.limit_in_bytes", limits.memory_bytes)
+                os.mkdir(directory)  # noqa: PTH102 - made for every box
+            memory = f"{self._parents['memory']}/{name}"
+            _write(f"{memory}/memory.limit_in_bytes", limits.memory_bytes)
             with contextlib.suppress(OSError):  # hosts without swap accounting have no such file
-                _write(memory / "memory.memsw.limit_in_bytes", limits.memory_bytes)
-            _write(Path(self._parents["pids"]) / name / "pids.max", limits.processes_max)
+                _write(f"{memory}/memory.memsw.limit_in_bytes", limits.memory_bytes)
+            _write(f"{self._parents['pids']}/{name}/pids.max", limits.processes_max)
             return _GroupV1(name, self._parents, directories)
         except OSError as error:
             remove_directories(directories)
@@ -130,7 +130,7 @@ class _GroupV1:
     def __init__(self, name: str, parents: dict[str, str], directories: tuple[str, ...]) -> None:
         self.directories = directories
         self._files = [
-            os.open(Path(parents[controller]) / name / file, os.O_RDONLY | os.O_CLOEXEC)
+            os.open(f"{parents[controller]}/{name}/{file}", os.O_RDONLY | os.O_CLOEXEC)
             for controller, file in (
                 ("cpuacct", "cpuacct.usage"),
                 ("memory", "memory.oom_control"),
@@ -190,13 +190,13 @@ class TreeV2:
         """Make the directory and set its limits."""
         directory = Path(self._parent) / name
         try:
-            directory.mkdir()
-            _write(directory / "memory.max", limits.memory_bytes)
+            os.mkdir(directory)  # noqa: PTH102 - made for every box
+            _write(f"{directory}/memory.max", limits.memory_bytes)
             with contextlib.suppress(OSError):  # absent without swap
-                _write(directory / "memory.swap.max", 0)
+                _write(f"{directory}/memory.swap.max", 0)
             with contextlib.suppress(OSError):  # kernels before 4.19
-                _write(directory / "memory.oom.group", 1)
-            _write(directory / "pids.max", limits.processes_max)
+                _write(f"{directory}/memory.oom.group", 1)
+            _write(f"{directory}/pids.max", limits.processes_max)
             return _GroupV2(directory)
         except OSError as error:
             remove_directories((str(directory),))
@@ -369,7 +369,7 @@ def remove_directories(directories: tuple[str, ...]) -> bool:
     gone = True
     for directory in directories:
         try:
-            Path(directory).rmdir()
+            os.rmdir(directory)  # noqa: PTH106 - done for every box
         except FileNotFoundError:
             continue
         except OSError:
@@ -390,8 +390,12 @@ def _content(path: str) -> bytes:
         os.close(file)
 
 
-def _write(path: Path, value: int) -> None:
-    path.write_text(str(value))
+def _write(path: str, value: int) -> None:
+    file = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(file, b"%d" % value)
+    finally:
+        os.close(file)
 
 
 def _field(text: bytes, name: bytes) -> int:

@@ -149,11 +149,7 @@ class SandboxHost:
         for uid in leased:
             if self.uids is not None and self.uids.try_hold(uid):
                 await _kill_uid(uid)
-        for mount in reversed(record.mounts):
-            if await asyncio.to_thread(os.path.ismount, mount):
-                await asyncio.to_thread(kernel.unmount, mount)
-        if record.directory:
-            await asyncio.to_thread(remove_tree, Path(record.directory))
+        await asyncio.to_thread(_remove_files, record)
         if directories:
             await cgroups.remove(directories)
         for uid in leased:
@@ -214,6 +210,14 @@ class SandboxHost:
                     e.name.removeprefix(start) for e in folder.iterdir() if e.name.startswith(start)
                 }
         return len(found - known)
+
+
+def _remove_files(record: BoxRecord) -> None:
+    for mount in reversed(record.mounts):
+        if os.path.ismount(mount):
+            kernel.unmount(mount)
+    if record.directory:
+        remove_tree(Path(record.directory))
 
 
 async def _kill_uid(uid: int) -> None:

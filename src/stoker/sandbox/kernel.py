@@ -6,6 +6,7 @@ Thin and blocking; every function raises ``OSError`` with the kernel's errno. No
 import ctypes
 import errno
 import fcntl
+import functools
 import os
 import platform
 import struct
@@ -64,6 +65,7 @@ def openat2(directory: int, path: bytes, flags: int, mode: int = 0, *, resolve: 
     return _checked(result, "openat2")
 
 
+@functools.cache
 def has_openat2() -> bool:
     """Whether this kernel has openat2 (5.6) and lets us call it."""
     try:

@@ -109,8 +109,9 @@ class LocalBox:
         self._removal: asyncio.Future[None] | None = None
 
     def build(self, begins: Beginning | None) -> None:
-        """Make its parts; blocking, a millisecond or so and the copy of a state."""
+        """Write it down, then make its parts; blocking, for a millisecond and a state's copy."""
         record, limits = self.record, self.policy.limits
+        self.backend.host.ledger.write(record)
         if record.group and self.backend.host.tree is not None:
             self.group = self.backend.host.tree.create(record.group, limits)
         private = record.uid is None
@@ -398,7 +399,6 @@ class LocalBackend(ABC):
         self.host.alive.add(box_id)
         try:
             record = self._leased(self._planned(record), policy)
-            await branching.whole(lambda: self.host.ledger.write(record), lambda _: None)
             pinned = await self.host.baselines.pinned(self, box_id, baseline, policy)
             box = self.box_type(self, record, pinned, policy)
             self.boxes[box_id] = box

@@ -132,6 +132,8 @@ def _check_directory(directory: Path) -> None:
 
 def make_public(directory: Path) -> None:
     """Make a directory every uid can pass, whatever the umask; existing ones stay as they are."""
+    if os.path.isdir(directory):  # noqa: PTH112 - asked for every box
+        return
     missing = [path for path in (directory, *directory.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(exist_ok=True)

@@ -37,11 +37,10 @@ class UidLeases:
             BoxFailed: every uid of the range is taken.
             ConfigInvalid: the range belongs to somebody (a user, a subordinate range).
         """
-        busy = uids_in_use()
         known = 0
         for offset in range(self._count):
             uid = self._base + (self._next + offset) % self._count
-            if uid in self._held or uid in busy:
+            if uid in self._held or has_processes(uid):
                 continue
             if self._is_known(uid):
                 known += 1
@@ -90,19 +89,24 @@ class UidLeases:
         return False
 
 
-def uids_in_use() -> set[int]:
-    """Return the owner of every process that is not a zombie's leftover."""
-    found = set()
-    for entry in os.scandir("/proc"):
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                found.add(entry.stat().st_uid)
-    return found
+def has_processes(uid: int) -> bool:
+    """Whether a process in our sight has this real uid, zombies included.
+
+    The kernel is asked for their priority: it knows at once of a uid that has none, while the list
+    of processes takes a look at each of the host's.
+    """
+    try:
+        os.getpriority(os.PRIO_USER, uid)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def pids_of_uid(uid: int) -> list[int]:
-    """Return the processes a uid owns."""
-    found = []
+    """Return the processes a uid owns; whoever becomes a leased uid has it as real uid too."""
+    found: list[int] = []
+    if not has_processes(uid):
+        return found
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
             with contextlib.suppress(OSError):

@@ -24,7 +24,7 @@ from stoker.model.faults import FaultRecord, FaultSide
 
 from .home import WorkerHome
 from .log import open_log
-from .process import arm_faults
+from .process import allow_descriptors, arm_faults
 from .service import Service
 
 _SWITCH_SECONDS = 0.0005
@@ -48,6 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     sys.setswitchinterval(_SWITCH_SECONDS)
     arm_faults()
+    allow_descriptors()
     try:
         asyncio.run(_serve(home, settings, arguments.metrics_port, log))
     except StokerError as error:

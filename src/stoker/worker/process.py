@@ -1,6 +1,7 @@
 """What a worker does to its own process and to the helper that starts its boxes."""
 
 import os
+import resource
 from contextlib import suppress
 from pathlib import Path
 
@@ -8,6 +9,8 @@ from stoker.seams import faultpoints
 
 _MEMINFO = Path("/proc/meminfo")
 _CPU_PRESSURE = Path("/proc/pressure/cpu")
+DESCRIPTORS_MAX = 65_536
+"""As many as a worker asks for."""
 NICENESS = 5
 """Of boxes, where cores are reserved: coordinator, ledger and worker stay at 0 and go first."""
 
@@ -15,6 +18,17 @@ NICENESS = 5
 def arm_faults() -> None:
     """Arm the fault points a test named for this process."""
     faultpoints.arm(os.environ)
+
+
+def allow_descriptors() -> None:
+    """Let this process have as many descriptors as it may: a box that waits holds eight.
+
+    What runs in boxes has limits of its own.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def yield_cores(maker_pid: int) -> None:

@@ -168,7 +168,7 @@ class ReadyBoxes:
         box = None
         try:
             box = await self._make(kind.baseline, kind.policy)
-            if kind.policy.warm:
+            if kind.policy.warm and not kind.policy.network:  # with a way out nothing is forked
                 await box.run(_WARM_UP, timeout_seconds=_WARM_UP_SECONDS)
         except (StokerError, OSError) as error:
             self._log.warning("box_ahead_failed", worker_class=kind.worker_class, error=str(error))
