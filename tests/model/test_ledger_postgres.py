@@ -32,6 +32,7 @@ from stoker.broker.base import (
 )
 from stoker.broker.core import accepted
 from stoker.broker.counts import Counts
+from stoker.broker.exchange import Exchange, Pending
 from stoker.broker.memory import MemoryLedger
 from stoker.broker.postgres import books, connection, known, promises, service
 from stoker.broker.postgres.connection import connect, migrate
@@ -359,6 +360,45 @@ def test_nothing_is_answered_from_what_another_gateway_has_changed(
         first.rollback(CLOCK.now())
         found = tried(first, request)
         assert answer in (found, *(one.disposition for one in getattr(found, "replies", ())))
+
+
+def test_what_is_sent_unawaited_fails_at_the_next_question_and_leaves_nothing(
+    pair: tuple[GatewayService, GatewayService],
+) -> None:
+    store = pair[0].store
+    store.begin()
+    with store.streamed():
+        store.forget_late([1])
+        assert store.advice() == ()  # asked for by another way than what is under way
+        store.run("put_owner", (RUN, "streamed", 1, "c"))
+        store.run("SELECT 1 / 0")
+        store.forget_late([1])
+    with pytest.raises(StorageConflict):
+        store.all("meta")
+    store.rollback()
+    store.begin()
+    assert store.owner(RUN, "streamed") is None
+    with store.streamed():
+        store.run("SELECT 1 / 0")
+    store.rollback()  # whatever is under way: it is undone
+    store.begin()
+    store.commit(sync=False)
+
+
+def test_a_reply_that_was_made_before_a_commit_that_failed_is_thrown_away(
+    pair: tuple[GatewayService, GatewayService],
+) -> None:
+    first, second = pair
+    fence, [result, _] = begun(pair)
+    start = StartRequest(
+        worker_id=WORKER, held=tuple(Held(one.action_id, one.fence) for one in result.completions)
+    )
+    ask(second, Cancel(run_id=RUN, fence=fence, action_ids=tuple(ids(result))))
+    prepared: list[Any] = []
+    given: list[Any] = []
+    Exchange(first).run([Pending(start, given.append, prepare=prepared.append)], CLOCK.now())
+    assert [one.verdicts for one in prepared] == [(HoldVerdict.OK,), (HoldVerdict.CANCEL,)]
+    assert given == prepared[1:]
 
 
 def entry(fence: Fence, seq: int) -> AppendBatch:

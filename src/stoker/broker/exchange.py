@@ -37,13 +37,20 @@ _log = logging.getLogger("stoker.ledger")
 class Pending:
     """One request on its way to one answer."""
 
-    __slots__ = ("answer", "forgotten", "request", "resent", "seen")
+    __slots__ = ("answer", "forgotten", "prepare", "request", "resent", "seen")
 
     def __init__(
-        self, request: Request, answer: Callable[[Answer], None], *, resent: bool = False
+        self,
+        request: Request,
+        answer: Callable[[Answer], None],
+        *,
+        prepare: Callable[[Answer], None] = lambda _: None,
+        resent: bool = False,
     ) -> None:
         self.request = request
         self.answer = answer
+        self.prepare = prepare
+        """Told the answer before its group has committed: it may never be given."""
         self.resent = resent
         """It was sent before, on a connection that broke before the reply."""
         self.seen = -1
@@ -112,7 +119,7 @@ class Exchange:
 
     def _group(self, group: Sequence[Pending], now: Instant) -> list[tuple[Pending, Answer]]:
         service = self.service
-        service.begin([pending.request for pending in group], now)
+        service.begin([pending.request for pending in group], now, map(_polled, self._waiting))
         answers: list[tuple[Pending, Answer]] = []
         polls: list[Pending] = []
         outside = [p for p in group if isinstance(p.request, OUTSIDE_GROUPS)]
@@ -128,7 +135,7 @@ class Exchange:
             self._ask(pending, answers, lambda p: self._first(p, now))
         for pending in [p for p in self._waiting if p.seen != self._seq(p) and p not in polls]:
             self._ask(pending, answers, lambda p: service.poll(_polled(p), now))
-        service.commit()
+        service.commit(lambda: _prepare(answers))
         for pending in outside:
             self._ask(pending, answers, self._maintained)
         return answers
@@ -191,6 +198,11 @@ class Exchange:
     def next_wake(self) -> float | None:
         """Return the boot time of the next thing that happens by itself."""
         return self.service.next_wake()
+
+
+def _prepare(answers: Sequence[tuple[Pending, Answer]]) -> None:
+    for pending, answer in answers:
+        pending.prepare(answer)
 
 
 def _polled(pending: Pending) -> Poll:

@@ -236,12 +236,19 @@ class Server:
         if call.call_id <= CONNECTION or call.call_id in connection.calls:
             raise WireViolation(f"call id {call.call_id} is in use or reserved")
 
+        prepared: list[tuple[Outcome, bytes]] = []
+
+        def prepare(outcome: Outcome) -> None:
+            prepared[:] = [(outcome, _encoded(call.call_id, outcome))]
+
         def answer(outcome: Outcome) -> None:
             connection.calls.pop(call.call_id, None)
             connection.awaited |= isinstance(call.request, Poll)
-            self._queue(connection, call.call_id, outcome)
+            if not prepared or prepared[0][0] is not outcome:
+                prepare(outcome)
+            self._queue(connection, prepared[0][1])
 
-        pending = Pending(call.request, answer, resent=call.resent)
+        pending = Pending(call.request, answer, prepare=prepare, resent=call.resent)
         connection.calls[call.call_id] = pending
         self._group.append(pending)
         if isinstance(call.request, Poll) and call.request.wait_seconds > 0:
@@ -270,17 +277,10 @@ class Server:
 
     # --- writing
 
-    def _queue(self, connection: Connection, call_id: int, outcome: Outcome) -> None:
+    def _queue(self, connection: Connection, encoded: bytes) -> None:
         if connection.closed:
             return
-        if isinstance(outcome, StokerError):
-            answer = Answer(call_id, fault=outcome.record())
-        else:
-            answer = Answer(call_id, reply=outcome)
-        try:
-            connection.unsent += frame(encode(answer))
-        except WireViolation as error:  # a reply over the frame limit: ask for less
-            connection.unsent += frame(encode(Answer(call_id, fault=error.record())))
+        connection.unsent += encoded
         if len(connection.unsent) > _UNSENT_BYTES_MAX:
             _log.warning("a %s does not read its replies; closed", connection.role)
             self._drop(connection)
@@ -333,6 +333,17 @@ class Server:
         for pending in connection.calls.values():
             self._exchange.forget(pending)
         connection.calls.clear()
+
+
+def _encoded(call_id: int, outcome: Outcome) -> bytes:
+    if isinstance(outcome, StokerError):
+        answer = Answer(call_id, fault=outcome.record())
+    else:
+        answer = Answer(call_id, reply=outcome)
+    try:
+        return frame(encode(answer))
+    except WireViolation as error:  # a reply over the frame limit: ask for less
+        return frame(encode(Answer(call_id, fault=error.record())))
 
 
 def peer_uid(sock: socket.socket) -> int:

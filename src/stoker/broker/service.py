@@ -8,7 +8,7 @@ empty reply when its time is up.
 Invariant: between groups the books equal the store. ``rollback`` reads them again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2b
 from typing import Any
 
@@ -210,8 +210,13 @@ class LedgerService:
 
     # --- groups
 
-    def begin(self, requests: Sequence[Request] = (), now: Instant | None = None) -> None:  # noqa: ARG002 - engines without memory read what these need
-        """Open a group that holds ``requests``; more may be handled."""
+    def begin(
+        self,
+        requests: Sequence[Request] = (),  # noqa: ARG002 - engines without memory read its rows
+        now: Instant | None = None,  # noqa: ARG002 - they keep time in rows, too
+        waiting: Iterable[Poll] = (),  # noqa: ARG002 - they lock whom it waits for
+    ) -> None:
+        """Open a group that holds ``requests``; more may be handled, and ``waiting`` be asked."""
         self._store.begin()
 
     def expect(self, polls: Sequence[Poll]) -> None:
@@ -233,8 +238,10 @@ class LedgerService:
         queueing.unpark(self._books)
         throttling.pass_time(self._books, now)
 
-    def commit(self) -> None:
+    def commit(self, meanwhile: Callable[[], None] = lambda: None) -> None:  # noqa: ARG002 - nobody else works on it
         """Make the group durable as its requests demand; then its replies may go out.
+
+        An engine whose commits are carried out elsewhere calls ``meanwhile`` until they are.
 
         Raises:
             StorageFull: call ``rollback``; nothing of the group was kept.

@@ -15,11 +15,11 @@ from stoker.broker.base import EventsRequest, LeaseRequest, LedgerEvent, LedgerL
 from stoker.broker.books import Books, WorkerRecord
 from stoker.broker.postgres.arrays import Blobs, Floats, Ints, Texts, columns
 from stoker.broker.postgres.known import Trusted
-from stoker.broker.postgres.needs import Needs, demand
+from stoker.broker.postgres.needs import Needs, demand, texts
 from stoker.broker.postgres.store import PostgresStore, as_enlisted, as_head
 from stoker.broker.postgres.wire import Result
 from stoker.broker.rates import Bucket
-from stoker.broker.rows import ParkedOn, Queue, Row
+from stoker.broker.rows import Decision, ParkedOn, Queue, Row
 from stoker.broker.store import Enlisted, Head, Meta
 from stoker.broker.store_sqlite_rows import STATE_NUMBERS, STATES, encode
 from stoker.model.action import ActionState
@@ -30,10 +30,11 @@ GROUP_MAX = 512
 _OTHERS = WorkerId("others")
 """Stands for every holder that this group has not asked for."""
 _QUEUE_CHUNK = 64
+STREAMED_ROWS = 128
+"""Changed by a group so far: the server is given them while the rest is decided."""
 _NO_PLACE = (-(2**62), 0)
 _NOT_PARKED = ParkedOn.NOTHING
-_SPARE_IDS = 8
-"""Drawn with a group's locks beside its submits' places: new rollouts need one each."""
+
 
 _decode_missing = msgspec.msgpack.Decoder(dict[ActionId, float]).decode
 _decode_bucket = msgspec.msgpack.Decoder(Bucket).decode
@@ -90,6 +91,7 @@ class GroupBooks(Books):
         self._buckets_locked = False
         self._buckets_changed: set[str] = set()
         self._totals_before: dict[str, int] = {}
+        self._inputs: list[Row] = []
         super().__init__(store, limits, meta, now)
 
     def bucket(self, service: str) -> Bucket | None:
@@ -100,7 +102,7 @@ class GroupBooks(Books):
         if not self._buckets_locked:
             self.flush()
             self._buckets_locked = True
-            names = _texts(self.limits.services)
+            names = texts(self.limits.services)
             found = self.store.all("lock_buckets", names)
             if len(found) < len(self.limits.services):
                 self.store.run("add_buckets", (names,))
@@ -203,13 +205,16 @@ class GroupBooks(Books):
         store.own(found.get("lock_owners", []))
         unheard = needs.holders - {WorkerId(c[0]) for c in found.get("lock_holders", [])}
         beats = [
-            *(store.all("hear", self._now, _texts(unheard)) if unheard else ()),
+            *(store.all("hear", self._now, texts(unheard)) if unheard else ()),
             *found.get("lock_replaced", []),
             *found.get("hear", []),
             *found.get("lock_holders", []),
+            *found.get("lock_polling", []),
         ]
         self._take_workers(
-            [*needs.replaced, *needs.heard, *needs.holders], beats, found.get("workers_named", [])
+            [*needs.replaced, *needs.heard, *needs.holders, *needs.polling],
+            beats,
+            found.get("workers_named", []),
         )
         for end in found.get("read_heads", []):
             head = as_head(end)
@@ -234,7 +239,7 @@ class GroupBooks(Books):
             return
         strangers = [w for w in asking if w not in self.workers]
         if strangers:
-            names = _texts(strangers)
+            names = texts(strangers)
             beats, enlisted = self.store.together(
                 (("lock_polling", (names,)), ("workers_named", (names,)))
             )
@@ -245,12 +250,12 @@ class GroupBooks(Books):
             self._count_held(asking)
         if self.reclaims:
             self.flush()
-            for worker, action_id, fence in self.store.all("untold", _texts(asking)):
+            for worker, action_id, fence in self.store.all("untold", texts(asking)):
                 self.workers[WorkerId(worker)].untold[ActionId(action_id)] = fence
 
     def _count_held(self, asking: set[WorkerId]) -> None:
         self.flush()
-        found = {(c, WorkerId(h)): n for c, h, n in self.store.all("held_counts", _texts(asking))}
+        found = {(c, WorkerId(h)): n for c, h, n in self.store.all("held_counts", texts(asking))}
         for worker_class in {c for c, _ in self.held}:
             for worker in asking:
                 self.held[worker_class, worker] = found.get((worker_class, worker), 0)
@@ -279,7 +284,7 @@ class GroupBooks(Books):
     def worker(self, worker_id: WorkerId, seen: float) -> Beat:
         """Return an incarnation, locked; one that never enrolled has a lease's time."""
         if worker_id not in self.workers:
-            names = _texts([worker_id])
+            names = texts([worker_id])
             beats, enlisted = self.store.together(
                 (("lock_replaced", (names,)), ("workers_named", (names,)))
             )
@@ -393,15 +398,48 @@ class GroupBooks(Books):
     # --- writing
 
     def flush(self) -> None:
-        """Write everything this group has changed, in one go."""
-        changed = (self._fresh, self._changed, self._told, self._heads_dirty, self._entries)
-        if not any(changed):
-            return
-        with self.store.pipelined():
+        """Send everything this group has changed; what is asked next sees it."""
+        with self.store.streamed():
             if self._heads_dirty:  # rollouts come before actions in the order of locks
                 self.store.put_heads([self._recent.heads[key] for key in self._heads_dirty])
                 self._heads_dirty.clear()
+            if self._inputs:
+                self.store.insert_inputs(self._inputs)
+                self._inputs = []
             super().flush()
+
+    def add(self, row: Row) -> None:
+        """Take a newly accepted row."""
+        super().add(row)
+        self._inputs.append(row)
+
+    def write(self, head: Head, events: Iterable[bytes]) -> None:
+        """Add journal entries behind ``head.seq``."""
+        super().write(head, events)
+        if len(self._entries) >= 4 * STREAMED_ROWS:
+            self.stream()
+
+    def apply(self, old: Row, decision: Decision) -> Row:
+        """Write a decision down: row, counters, events."""
+        row = super().apply(old, decision)
+        if len(self._changed) >= STREAMED_ROWS:
+            self.stream()
+        return row
+
+    def stream(self) -> None:
+        """Send what is decided, but for what would be dearer or wrong before the group's end.
+
+        New rows are often leased by the same group, and are then written once; events come last,
+        since they are numbered under the locks of partitions, and whatever forgets events behind
+        them.
+        """
+        fresh, self._fresh = self._fresh, {}
+        told, self._told = self._told, []
+        buried, self._buried = self._buried, []
+        if not told:
+            self._buried, buried = buried, []
+        self.flush()
+        self._fresh, self._told, self._buried = fresh, told, buried
 
     def _event_id(self) -> int:
         return 0  # the server numbers them: no id can be drawn amid a pipeline
@@ -455,39 +493,3 @@ def _beat_columns(beats: Sequence[Beat]) -> tuple[object, ...]:
         Blobs([encode(record.missing) if record.missing else None for record in beats]),
         Ints([int(record.lost) for record in beats]),
     )
-
-
-def ahead(needs: Needs, trusted: Trusted, now: float) -> list[tuple[str, tuple[object, ...]]]:
-    """Return the statements that lock and read what ``needs`` names, in the order of locks."""
-    asked: list[tuple[str, tuple[object, ...]]] = []
-    heads = (needs.heads | needs.moves) - trusted.heads.keys()
-    actions = (needs.actions | needs.steps | needs.fresh) - trusted.rows.keys() - trusted.absent
-    if needs.owners:
-        asked.append(("lock_owners", _pairs(needs.owners)))
-    if needs.replaced:
-        asked.append(("lock_replaced", (_texts(needs.replaced),)))
-    if needs.heard:
-        asked.append(("hear", (now, _texts(needs.heard))))
-    if needs.holders:
-        asked.append(("lock_holders", (_texts(needs.holders),)))
-    workers = needs.replaced | needs.heard | needs.holders
-    if workers:
-        asked.append(("workers_named", (_texts(workers),)))
-    if heads:
-        asked.append(("read_heads", _pairs(heads)))
-    if actions:
-        asked.append(("lock_rows", (_texts(actions),)))
-    if needs.submits:
-        asked.append(("draw", (needs.submits + _SPARE_IDS,)))
-    if needs.submitting:
-        asked.append(("outstanding", (_texts(needs.submitting),)))
-    return asked
-
-
-def _texts(values: Iterable[str]) -> Texts:
-    return Texts(sorted(values))
-
-
-def _pairs(pairs: Iterable[tuple[str, str]]) -> tuple[Texts, Texts]:
-    firsts, seconds = zip(*sorted(pairs), strict=True)
-    return Texts(firsts), Texts(seconds)

@@ -15,13 +15,18 @@ from stoker.broker.base import (
     StartRequest,
 )
 from stoker.broker.operating import SettleDead
+from stoker.broker.postgres.arrays import Texts
+from stoker.broker.postgres.known import Trusted
 from stoker.model.ids import ActionId, RolloutId, RunId, WorkerId
+
+_SPARE_IDS = 8
+"""Drawn with a group's locks beside its submits' places: new rollouts need one each."""
 
 
 class Needs:
-    """The rows that a group's requests name."""
+    """The rows that a group's requests name, and those that polls will ask for because of them."""
 
-    def __init__(self, requests: Iterable[Request]) -> None:
+    def __init__(self, requests: Sequence[Request], waiting: Iterable[Poll] = ()) -> None:
         self.owners: set[tuple[RunId, str]] = set()
         self.heads: set[tuple[RunId, RolloutId]] = set()
         self.actions: set[ActionId] = set()
@@ -40,6 +45,16 @@ class Needs:
         for request in requests:
             self._add(request)
         self.holders -= self.heard
+        self.polling: set[WorkerId] = set()
+        """Whose polls wait, and are going to be asked for: there is something new to lease."""
+        self.wanted = 0
+        """Leases that are likely to be given of what is submitted here."""
+        if self.submits:
+            polls = [*requests, *waiting]
+            leases = [one for one in polls if isinstance(one, LeaseRequest)]
+            self.polling = {one.worker_id for one in leases}
+            self.polling -= self.heard | self.holders | self.replaced
+            self.wanted = min(self.submits, sum(sum(one.slots.values()) for one in leases))
 
     def _add(self, request: Request) -> None:
         worker_id = getattr(request, "worker_id", None)
@@ -85,3 +100,45 @@ def demand(polls: Sequence[Poll]) -> dict[str, int]:
             for worker_class, slots in poll.slots.items():
                 wanted[worker_class] = wanted.get(worker_class, 0) + slots
     return wanted
+
+
+def ahead(needs: Needs, trusted: Trusted, now: float) -> list[tuple[str, tuple[object, ...]]]:
+    """Return the statements that lock and read what ``needs`` names, in the order of locks.
+
+    Ids come behind the locks: they are fences, too.
+    """
+    asked: list[tuple[str, tuple[object, ...]]] = []
+    heads = (needs.heads | needs.moves) - trusted.heads.keys()
+    actions = (needs.actions | needs.steps | needs.fresh) - trusted.rows.keys() - trusted.absent
+    if needs.owners:
+        asked.append(("lock_owners", _pairs(needs.owners)))
+    for name, first, named in (
+        ("lock_replaced", (), needs.replaced),
+        ("hear", (now,), needs.heard),
+        ("lock_holders", (), needs.holders),
+        ("lock_polling", (), needs.polling),
+    ):
+        if named:
+            asked.append((name, (*first, texts(named))))
+    workers = needs.replaced | needs.heard | needs.holders | needs.polling
+    if workers:
+        asked.append(("workers_named", (texts(workers),)))
+    if heads:
+        asked.append(("read_heads", _pairs(heads)))
+    if actions:
+        asked.append(("lock_rows", (texts(actions),)))
+    if needs.submits:
+        asked.append(("draw", (needs.submits + needs.wanted + _SPARE_IDS,)))
+    if needs.submitting:
+        asked.append(("outstanding", (texts(needs.submitting),)))
+    return asked
+
+
+def texts(values: Iterable[str]) -> Texts:
+    """Return names as a column, in the order of locks."""
+    return Texts(sorted(values))
+
+
+def _pairs(pairs: Iterable[tuple[str, str]]) -> tuple[Texts, Texts]:
+    firsts, seconds = zip(*sorted(pairs), strict=True)
+    return Texts(firsts), Texts(seconds)

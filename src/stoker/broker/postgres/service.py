@@ -5,7 +5,7 @@ whether it keeps time, and inputs, which never change. Groups of several gateway
 rows they both name make one wait for the other.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec.structs import replace
@@ -30,9 +30,9 @@ from stoker.broker.base import (
 from stoker.broker.claims import CLAIM_SECONDS, sharing
 from stoker.broker.dead_letters import settle_dead
 from stoker.broker.operating import SettledDead, SettleDead
-from stoker.broker.postgres.books import GROUP_MAX, GroupBooks, ahead, read_buckets
+from stoker.broker.postgres.books import GROUP_MAX, GroupBooks, read_buckets
 from stoker.broker.postgres.known import Trusted
-from stoker.broker.postgres.needs import Needs
+from stoker.broker.postgres.needs import Needs, ahead
 from stoker.broker.postgres.store import PostgresStore
 from stoker.broker.postgres.sweeper import SWEEP_ROWS
 from stoker.broker.postgres.time import TICK_SECONDS, KeptTime, ServerClock
@@ -198,10 +198,15 @@ class GatewayService(LedgerService):
 
     # --- groups
 
-    def begin(self, requests: Sequence[Request] = (), now: Instant | None = None) -> None:
+    def begin(
+        self,
+        requests: Sequence[Request] = (),
+        now: Instant | None = None,
+        waiting: Iterable[Poll] = (),
+    ) -> None:
         """Open a group: lock and read what its requests name."""
         assert now is not None, "a gateway's group has a time"
-        needs = Needs(requests)
+        needs = Needs(requests, waiting)
         # Further away than it ever is: the server's clock was set back.
         self._next_tick = min(self._next_tick, now.boot + TICK_SECONDS)
         self._grace_until = min(self._grace_until, now.boot + self.limits.grace_seconds)
@@ -263,8 +268,10 @@ class GatewayService(LedgerService):
     def _is_due(self, now: Instant) -> bool:
         return self._keeper and self._next_due is not None and self._next_due <= now.boot
 
-    def commit(self) -> None:
+    def commit(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         """Write the group and commit it; then its replies may go out.
+
+        While the server is busy with it ``meanwhile`` is called.
 
         Raises:
             StorageFull, StorageConflict: call ``rollback``; nothing was kept.
@@ -277,7 +284,7 @@ class GatewayService(LedgerService):
             books.flush()
             books.write_counters(synced=synced)
 
-        self._store.commit_after(write, sync=synced)
+        self._store.commit_after(write, sync=synced, meanwhile=meanwhile)
         self._in_office = self._keeper
         self._token_due = books.token_due
         books.work_seq += books.cut_short  # after the polls: they are asked again at once

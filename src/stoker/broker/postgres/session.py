@@ -69,14 +69,25 @@ class Session:
         """Close the transaction. **Durability:** as the server's settings say, with ``sync``."""
         self.commit_after(lambda: None, sync=sync)
 
-    def commit_after(self, write: Callable[[], None], *, sync: bool) -> None:
-        """Close the transaction, what ``write`` sends and the commit in one go."""
+    def commit_after(
+        self,
+        write: Callable[[], None],
+        *,
+        sync: bool,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Close the transaction, what ``write`` sends and the commit in one go.
+
+        ``meanwhile`` is called while the server is busy with that, and may yet fail.
+        """
         reach(COMMIT_BEFORE)
         with self.pipelined():
             write()
             if not sync:
                 self.run("SET LOCAL synchronous_commit = off")
             done = self.run("COMMIT")
+            self._wire.ask()
+            meanwhile()
         if done.said != "COMMIT":
             raise StorageConflict(f"the transaction ended with {done.said}")
         self.commits += 1
@@ -86,12 +97,15 @@ class Session:
     def rollback(self) -> None:
         """Undo the transaction."""
         self._ids.clear()
+        with suppress(psycopg.Error):  # what was streamed is undone, however it went
+            self._wire.wait()
         if not self._db.closed and self._db.info.transaction_status:
             self.run("ROLLBACK")
 
     def advice(self) -> tuple[str, ...]:
         """Return what would make the server a better home for the ledger."""
         with _translated():
+            self._wire.wait()  # what was streamed has its answers taken before psycopg asks
             return advice(self._db)
 
     def close(self) -> None:
@@ -116,8 +130,20 @@ class Session:
         finally:
             self._piped = False
 
+    @contextmanager
+    def streamed(self) -> Iterator[None]:
+        """Send the statements inside and go on: the server carries them out meanwhile.
+
+        How they went is heard by whatever waits next, at the latest by the commit.
+        """
+        piped, self._piped = self._piped, True
+        try:
+            yield
+        finally:
+            self._piped = piped
+
     def run(self, name: str, parameters: Sequence[object] = ()) -> Answer:
-        """Execute one named statement; within ``pipelined`` its answer comes at the end."""
+        """Execute one named statement; when pipelined or streamed, its answer comes later."""
         with _translated():
             answer = self._wire.send(self._sql.get(name, name), parameters)
             if not self._piped:

@@ -119,11 +119,14 @@ class PostgresStore(TrustingSession):
             self.run(name, columns(kinds, rows))
 
     def insert(self, rows: Sequence[Row]) -> None:
-        """Add new rows."""
+        """Add new rows, without their inputs."""
         self._many("insert", HOT_KINDS, [hot_columns(row) for row in rows])
-        self._many("insert_input", "qb", [(row.order, encode(row.action)) for row in rows])
         self._written.update((row.order, row) for row in rows)
         self._assumed.difference_update(row.action_id for row in rows)
+
+    def insert_inputs(self, rows: Sequence[Row]) -> None:
+        """Add the inputs of new rows."""
+        self._many("insert_input", "qb", [(row.order, encode(row.action)) for row in rows])
 
     def update(self, rows: Sequence[Row]) -> None:
         """Write the changed state of rows."""

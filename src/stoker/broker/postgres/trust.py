@@ -49,7 +49,13 @@ class TrustingSession(Session):
         self._leave_group()
         return super().begin_with(asked)
 
-    def commit_after(self, write: Callable[[], None], *, sync: bool) -> None:
+    def commit_after(
+        self,
+        write: Callable[[], None],
+        *,
+        sync: bool,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> None:
         """Close the transaction, what ``write`` sends and the commit in one go."""
         asked: list[Answer] = []
 
@@ -61,7 +67,7 @@ class TrustingSession(Session):
             if self._written:
                 asked.append(self.run("version"))
 
-        super().commit_after(write_all, sync=sync)
+        super().commit_after(write_all, sync=sync, meanwhile=meanwhile)
         if self._rewritten:
             self._known.clear()  # rows read since may have been written again, as one version
         elif asked:

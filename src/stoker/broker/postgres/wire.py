@@ -45,6 +45,7 @@ class Wire:
         self._poll.register(self._pg.socket, select.POLLIN)
         self._names: dict[str, bytes] = {}
         self._prepared = 0
+        self._asked = False
         self._due: list[tuple[Answer | None, str]] = []
         """What answers will come for; ``None``: the statement is being prepared."""
 
@@ -66,6 +67,12 @@ class Wire:
         self._due.append((answer, statement))
         return answer
 
+    def ask(self) -> None:
+        """Ask for the answers of all that was queued, and do not wait for them yet."""
+        if not self._asked:
+            self._pg.pipeline_sync()
+            self._asked = True
+
     def wait(self) -> None:
         """Wait for the answers of all that was queued.
 
@@ -75,7 +82,8 @@ class Wire:
         if not self._due:
             return
         due, self._due = self._due, []
-        self._pg.pipeline_sync()
+        self.ask()
+        self._asked = False
         wrong: psycopg.Error | None = None
         for answer, statement in due:
             result = self._next()
