@@ -66,6 +66,7 @@ def test_the_commands_of_the_design_are_there() -> None:
         "run", "worker", "status", "show", "export", "replay", "doctor", "ledger check",
         "ledger stats", "ledger backup", "ledger restore", "ledger compact", "ledger dead list",
         "ledger dead show", "ledger dead requeue", "ledger dead drop", "runs prune",
+        "baselines list", "baselines prune", "baselines prepare",
         "config show", "config check", "config schema", "bench step",
     } <= typed  # fmt: skip
 

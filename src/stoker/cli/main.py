@@ -15,6 +15,7 @@ import typer
 
 from stoker import __version__
 from stoker.cli import (
+    baselines,
     bench,
     cancel,
     config,
@@ -70,6 +71,7 @@ app.command("worker")(worker.worker)
 app.command("gateway")(gateway.gateway)
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(runs.app, name="runs")
+app.add_typer(baselines.app, name="baselines")
 app.command("status")(status.status)
 app.command("cancel")(cancel.cancel)
 app.command("show")(show.show)

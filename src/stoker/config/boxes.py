@@ -7,7 +7,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from stoker.config.section import Section
-from stoker.config.units import Duration
+from stoker.config.units import Duration, Size
+from stoker.model.execution import MEBIBYTE
 
 _ONE_ROOT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@+-]{0,199}")
 """One name in a directory: it leads nowhere else."""
@@ -53,6 +54,9 @@ class SandboxSettings(Section):
         default_factory=lambda: {"python": BaselineSettings()}
     )
     """Baselines by name. ``python-X.Y`` is ``python`` where that is the interpreter's version."""
+    baselines_max: Size = 20 * 1024 * MEBIBYTE
+    """Bytes that roots and built workspaces may take on a machine, for all runs of its user. The
+    least recently used go first, none that a living box is made of. Nor may one root take more."""
 
     def baseline(self, name: str) -> BaselineSettings | None:
         """Return the baseline called ``name``, or ``None``.

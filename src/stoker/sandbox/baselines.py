@@ -22,9 +22,10 @@ from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.model.value import canonical_digest
 from stoker.sandbox.base import not_offered
+from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.branching import Beginning, bounds_of
 from stoker.sandbox.removal import remove_tree
-from stoker.sandbox.roots import Root, Roots
+from stoker.sandbox.roots import BYTES_MAX, Root, Roots
 from stoker.sandbox.states import Bounds, Unkept, pack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
@@ -44,10 +45,21 @@ class Baselines:
 
     def __init__(self, directory: Path, roots: Path | None = None) -> None:
         self._directory = directory
+        self.bytes_max = BYTES_MAX
+        """What all of it may take; what living boxes are made of stays, whatever it takes."""
         self.roots = Roots(roots or directory / "roots")
+        self.roots.after_making = self.trim
         self._sources: dict[str, str] = {}
         """Directory → digest of what lies in it."""
         self._building = asyncio.Lock()
+
+    def trim(self) -> None:
+        """Remove what was used least recently, if there is too much. Blocks.
+
+        Raises:
+            OSError: something could not be removed.
+        """
+        prune(self.bytes_max, states=self._directory, roots=self.roots.directory)
 
     async def source_digest(self, build: BaselineBuild) -> str:
         """Return the digest of the files of ``build``.
@@ -139,6 +151,7 @@ class Baselines:
             async with _locked(recipe.with_suffix(".lock")):
                 if (found := _found(recipe)) is None:
                     found = await self._build(backend, made, policy, recipe)
+                    await asyncio.to_thread(self.trim)
                 return found
 
     async def _build(
@@ -210,11 +223,16 @@ def _found(recipe: Path) -> Path | None:
         state = recipe.with_name(recipe.read_text(encoding="ascii"))
     except FileNotFoundError:
         return None
-    return state if state.exists() else None
+    if not state.exists():
+        return None
+    os.utime(recipe)  # used now: others go before it
+    return state
 
 
 def _name(recipe: Path, drafted: Path) -> Path:
     """Put a drafted state in its place and let ``recipe`` name it."""
+    with drafted.open("rb") as content:
+        os.fsync(content.fileno())
     state = drafted.replace(recipe.with_name(drafted.name))
     reach(BUILT)
     draft = drafted.with_name("recipe")

@@ -113,7 +113,14 @@ async def begun(
     backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy, state: Path
 ) -> "LocalBox":
     """Make a box that begins in the built ``state`` of its baseline."""
-    with await asyncio.to_thread(state.open, "rb") as source:
+    try:
+        opened = await asyncio.to_thread(state.open, "rb")
+    except FileNotFoundError as error:
+        raise BoxFailed(
+            f"the workspace of baseline {baseline.name!r} was removed to make room just as box "
+            f"{box_id} was to begin in it; nothing was made; the next box builds it again"
+        ) from error
+    with opened as source:
         begins = Beginning(source, state.name, 0)
         return await backend.make(box_id, baseline, policy, begins=begins)
 

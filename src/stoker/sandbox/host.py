@@ -70,15 +70,19 @@ class SandboxHost:
         uid_count: int = UID_COUNT,
         runtime_directory: Path | None = None,
         egress_told: Callable[[EgressDecision], None] | None = None,
+        baselines_max: int | None = None,
     ) -> AsyncIterator["SandboxHost"]:
         """Take hold of the host; on leaving, the maker and all it runs are ended.
 
         Boxes that nobody destroyed are then removed. What cannot be removed, and what a killed
         process leaves, stays in the ledger and is swept by the next incarnation.
         ``egress_told`` hears of every request that a box made of the egress proxy.
+        ``baselines_max``: bytes that baselines kept on this machine may take.
         """
         files = await asyncio.to_thread(runtime.prepare, runtime_directory)
         host = cls(state_directory, uid_base, uid_count, files, egress_told)
+        if baselines_max is not None:
+            host.baselines.bytes_max = host.baselines.roots.bytes_max = baselines_max
         try:
             yield host
         finally:

@@ -41,7 +41,7 @@ OWN = frozenset({"dev", "proc", "sys", "tmp", "workspace", ".stoker"})
 """Names at the top that every box has of its own."""
 _ENTRIES_MAX = 2_000_000
 _PAUSE_SECONDS = 0.05
-_ABOUT = "about.json"
+ABOUT = "about.json"
 
 Tell = Callable[[str], None]
 
@@ -79,6 +79,8 @@ class Roots:
     def __init__(self, directory: Path, tell: Tell | None = None) -> None:
         self.directory = directory
         self.bytes_max = BYTES_MAX
+        self.after_making: Callable[[], object] = lambda: None
+        """Called when a root was made and before anybody can remove it; in a thread."""
         self._tell = tell or (lambda _line: None)
         self._sources: dict[tuple[str, int, int, int], _Source] = {}
         self._held: dict[str, tuple[Root, int]] = {}
@@ -147,7 +149,7 @@ class Roots:
             return None
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            about = target / _ABOUT
+            about = target / ABOUT
             root = msgspec.json.decode(about.read_bytes(), type=Root)
             os.utime(about)  # used now: others go before it
         except (BlockingIOError, FileNotFoundError):
@@ -171,6 +173,7 @@ class Roots:
                     draft.rename(target)
                 finally:
                     remove_tree(draft)
+                self.after_making()
                 self._tell(f"unpacked {source.path}")
         except InterruptedError as error:
             raise BoxFailed(
@@ -280,7 +283,7 @@ def _whole(source: _Source, draft: Path, roots: Roots) -> None:
         )
     # It says where it will lie, not where it is made.
     root = msgspec.structs.replace(root, tree=str(draft.with_suffix("") / "tree"))
-    (draft / _ABOUT).write_bytes(msgspec.json.encode(root))
+    (draft / ABOUT).write_bytes(msgspec.json.encode(root))
     opened = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         kernel.sync_file_system(opened)

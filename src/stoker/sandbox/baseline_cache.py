@@ -1,0 +1,127 @@
+"""What baselines take on a machine's disk, and what of it goes when it is more than was allowed.
+
+The least recently used go first. A root that a living box is made of is locked by it and stays, and
+so does what is being built. A root that goes loses its name first, so a removal that is killed
+half-way leaves nothing that looks whole; the next one ends it.
+"""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from stoker.sandbox.removal import remove_tree
+from stoker.sandbox.roots import ABOUT, Root
+
+GONE = ".gone"
+
+
+class Kept(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is kept."""
+
+    kind: str
+    """``root``: a root file system; ``state``: what files and set-up lines made of a workspace."""
+    name: str
+    """Its file's, after its content."""
+    size_bytes: int
+    used_at: float
+    """When a box was last made of it, seconds since 1970."""
+    in_use: bool
+    """A living box is made of it, or it is being built."""
+
+
+def kept(*, states: Path, roots: Path) -> list[Kept]:
+    """Return what is kept, the least recently used first. Blocks for some milliseconds."""
+    return sorted([*_roots(roots), *_states(states)], key=lambda one: one.used_at)
+
+
+def prune(bytes_max: int, *, states: Path, roots: Path) -> list[Kept]:
+    """Remove what has not been used for longest until the rest fits; return what went.
+
+    Raises:
+        OSError: something could not be removed; the next call goes on.
+    """
+    for left in roots.glob(f"*{GONE}"):
+        remove_tree(left)
+    found = kept(states=states, roots=roots)
+    total = sum(one.size_bytes for one in found)
+    removed = []
+    for one in found:
+        if total <= bytes_max:
+            break
+        if _remove(one, states=states, roots=roots):
+            total -= one.size_bytes
+            removed.append(one)
+    return removed
+
+
+def _roots(directory: Path) -> Iterator[Kept]:
+    for about in directory.glob(f"*/{ABOUT}"):
+        if about.parent.suffix:  # a draft
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            root = msgspec.json.decode(about.read_bytes(), type=Root)
+            yield Kept(
+                kind="root",
+                name=about.parent.name,
+                size_bytes=root.size_bytes,
+                used_at=about.stat().st_mtime,
+                in_use=_locked(about.parent),
+            )
+
+
+def _states(directory: Path) -> Iterator[Kept]:
+    for recipe in directory.glob("recipe-*"):
+        if recipe.suffix:
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            state = directory / recipe.read_text(encoding="ascii")
+            yield Kept(
+                kind="state",
+                name=recipe.name,
+                size_bytes=state.stat().st_size,
+                used_at=recipe.stat().st_mtime,
+                in_use=_locked(recipe),
+            )
+
+
+def _remove(one: Kept, *, states: Path, roots: Path) -> bool:
+    target = (roots if one.kind == "root" else states) / one.name
+    with _taken(target) as taken:
+        if not taken:
+            return False
+        if one.kind == "state":
+            state = states / target.read_text(encoding="ascii")
+            target.unlink()
+            # Two recipes may have made the same; whoever reads it has it open.
+            others = (other for other in states.glob("recipe-*") if not other.suffix)
+            if all(other.read_text(encoding="ascii") != state.name for other in others):
+                state.unlink(missing_ok=True)
+            return True
+        gone = target.with_suffix(GONE)
+        target.rename(gone)
+        remove_tree(gone)
+    return True
+
+
+def _locked(target: Path) -> bool:
+    with _taken(target) as taken:
+        return not taken
+
+
+@contextlib.contextmanager
+def _taken(target: Path) -> Iterator[bool]:
+    """Hold the lock of ``target``, or say that somebody else does."""
+    lock = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(lock)
