@@ -2,4 +2,5 @@
 
 TORCH = "needs torch: make torch-env, then WITH_TORCH=1 make test"
 RUNC = "needs root and runc: as root, apt-get install runc (make test does it on Debian)"
+S3 = "needs obstore and moto: make venv"
 CRUN = "needs root and crun: as root, apt-get install crun"

@@ -219,6 +219,13 @@ class StorageSettings(Section):
     artifacts_max: Size | None = None
     """Bytes of stored content at which a run drains; unset: no budget. Make room with
     ``stoker runs prune``."""
+    url: Annotated[str, Field(pattern=r"^s3://[^/@?#]+(/[^@?#]*)?$")] | None = None
+    """``s3://BUCKET/PREFIX``: where checkpoints of environments go as well, so that a worker that
+    shares no disk begins with them (``stoker[s3]``). Credentials and region come from the usual
+    ``AWS_`` variables of the worker. Unset: the run's directory alone. What lies there is never
+    removed by a run; give the prefix an expiry."""
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/@?#]+$")] | None = None
+    """``https://HOST:PORT`` of a store that is compatible; unset: Amazon's."""
 
 
 class BudgetSettings(Section):

@@ -36,6 +36,7 @@ from .loop import Worker
 from .metrics import WorkerMetrics
 from .process import cores, memory_available, yield_cores
 from .ready import Ahead
+from .remote import RemoteStore
 from .reports import Reports
 from .states import States
 from .tools import Tools
@@ -93,6 +94,7 @@ class Service:
                 uid_base=sandbox.uid_base,
                 uid_count=sandbox.uid_count,
                 egress_told=self._egress_told,
+                baselines_max=sandbox.baselines_max,
             )
         )
 
@@ -206,7 +208,9 @@ class Service:
         known = self._settings.sandbox.baselines.get(CALL_BASELINE)
         baseline = Baseline(name=CALL_BASELINE, environment=known.environment if known else {})
         artifacts = ArtifactStore(self._home.run_directory / "artifacts")
-        states = States(artifacts, self._home.directory / "states")
+        storage = self._settings.storage
+        remote = RemoteStore(storage.url, endpoint=storage.endpoint) if storage.url else None
+        states = States(artifacts, self._home.directory / "states", remote)
         executor = Executor(
             Tools(boxes, environments, policies, baseline, states),
             environments,

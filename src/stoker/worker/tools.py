@@ -99,7 +99,7 @@ class Tools:
             raise ToolRefused(f"action {action.action_id} opens an environment without an id")
         self._environments.drop(action.environment_id)
         saved = request.checkpoint
-        begins = None if saved is msgspec.UNSET else self._states.found(saved)
+        begins = None if saved is msgspec.UNSET else await self._states.found(saved)
         box = await self._made(attempt, request.baseline, request.policy, begins)
         try:
             async with asyncio.timeout(max(0.0, attempt.left_seconds)):
