@@ -39,6 +39,8 @@ app = typer.Typer(help=_HELP, no_args_is_help=True)
 def list_baselines(as_json: JsonOption = False) -> None:
     """Show what is kept, the least recently used first.
 
+    What living boxes are made of is marked; it stays when room is made.
+
     Examples:
       stoker baselines list
       stoker baselines list --json
