@@ -101,7 +101,7 @@ def test_how_many_messages_the_known_ids_cover_is_said() -> None:
     assert store.known_messages(CallPath("2")) == 0
 
 
-def test_each_token_is_kept_once_and_a_prompt_that_was_rendered_anew_whole() -> None:
+def test_c14_each_token_is_kept_once_and_a_prompt_that_was_rendered_anew_whole() -> None:
     turns, turn = 40, 500
     store = HistoryStore()
     known: list[int] = []
