@@ -236,6 +236,7 @@ def test_c8_class_without_workers_is_seen_and_work_resumes(tmp_path: Path) -> No
         seen = one.status()["classes"]["fast"]
         assert (seen["slots"], seen["running"]) == (0, 0), seen
         assert seen["oldest_queued_seconds"] > 0
+        until(lambda: one.status()["lane"]["unused"].get("class fast"), "idle time charged to it")
         one.start_worker("by-hand")
         assert one.finish()["snapshot"]["outcomes"] == {"completed": 4}
 

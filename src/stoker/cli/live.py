@@ -25,6 +25,7 @@ PROGRESS_SECONDS = 5.0
 _JOIN_SECONDS = 2.0
 _RECENT_MAX = 5
 _BAR_MAX = 48
+_SHOWN_SHARE = 0.005
 _FINE_BELOW = 0.1
 _WAITS_SHOWN = 1.0
 _STYLES = {
@@ -98,6 +99,7 @@ def frame(snapshot: RunSnapshot, width: int) -> RenderableType:
         _heading(snapshot, width),
         _line("lane", _lane_state(snapshot.lane)),
         _line("", lane_line(snapshot.lane)),
+        *([_line("unused", _unused(snapshot.lane))] if snapshot.lane.unused else []),
         _classes(snapshot),
         _line("rollouts", _bar(snapshot, min(_BAR_MAX, width - 45))),
         _line("", outcome_line(snapshot)),
@@ -131,6 +133,17 @@ def lane_line(lane: LaneView) -> Text:
         ("  occupancy ", "dim"), percent(lane.occupancy),
         ("  idle while ready ", "dim"), _fine(lane.idle_while_ready_share),
     )  # fmt: skip
+
+
+def _unused(lane: LaneView) -> Text:
+    """Return what the window was not used for, the largest cause first."""
+    causes = [
+        f"{clean(cause)} {percent(share)}"
+        for cause, share in sorted(lane.unused.items(), key=lambda one: -one[1])
+        if share >= _SHOWN_SHARE
+    ]
+    text = Text(f"{percent(sum(lane.unused.values()))} of the window")
+    return text.append(f": {'  '.join(causes)}" if causes else "", "dim")
 
 
 def outcome_line(snapshot: RunSnapshot) -> Text:

@@ -417,7 +417,7 @@ class _Execution:
             if self._membership.leave():  # else the last one may be ending the ledger's owner now
                 with suppress(StokerError):  # a ledger that broke has nothing newer to say
                     await snapshots.refresh()
-            snapshot = telling.now()
+            snapshot = telling.last()
             snapshots.write(snapshot)
             self._log.event("run_ended", run=run.path.name, left=coordinator.left)
         return RunReport(snapshot=snapshot, resumable=coordinator.left > 0)

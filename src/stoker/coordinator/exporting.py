@@ -4,6 +4,8 @@ Metrics that are events (latencies, outcomes, faults) are recorded where they ha
 ``figures``.
 """
 
+from collections.abc import Mapping
+
 from stoker.broker.base import StatsReply
 from stoker.coordinator.lane_figures import LaneTotals
 from stoker.coordinator.view import RunSnapshot
@@ -17,9 +19,17 @@ class Exporter:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
-    def export(self, snapshot: RunSnapshot, lane: LaneTotals, stats: StatsReply) -> None:
-        """Bring every state metric up to date."""
+    def export(
+        self,
+        snapshot: RunSnapshot,
+        lane: LaneTotals,
+        unused: Mapping[str, float],
+        stats: StatsReply,
+    ) -> None:
+        """Bring every state metric up to date; ``unused``: call-seconds by cause."""
         self._lane(snapshot, lane)
+        for cause, seconds in unused.items():
+            self._metrics.total(catalogue.LANE_UNUSED_SECONDS, seconds, cause=cause)
         self._classes(stats)
         metrics = self._metrics
         metrics.set(catalogue.ADMISSION_TARGET, snapshot.admission_target)

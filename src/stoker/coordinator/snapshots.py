@@ -68,8 +68,8 @@ class Snapshots:
             said = f"{line.task} ({line.rollout}): {fault.message}"
             self._first_failures.setdefault(fault.code, said)
 
-    def take(self) -> RunSnapshot:
-        """Return the run, now."""
+    def take(self, unused: dict[str, float]) -> RunSnapshot:
+        """Return the run, now; ``unused``: shares of the lane's window by cause."""
         figures = self._parts.figures
         seen = self._workers.seen()
         partition = self._part.partition
@@ -87,7 +87,7 @@ class Snapshots:
             admission_target=self._parts.admission.target(),
             outcomes=dict(figures.outcomes),
             reward_mean=figures.reward_mean,
-            lane=_lane_view(lane),
+            lane=_lane_view(lane, unused),
             classes=self._classes(seen, lane),
             latency_ms_p50=None if p50 is None else p50 * 1000,
             latency_ms_p99=None if p99 is None else p99 * 1000,
@@ -160,7 +160,7 @@ class Snapshots:
         return views
 
 
-def _lane_view(lane: LaneFigures) -> LaneView:
+def _lane_view(lane: LaneFigures, unused: dict[str, float]) -> LaneView:
     return LaneView(
         model=lane.model,
         simulated=lane.simulated,
@@ -178,6 +178,7 @@ def _lane_view(lane: LaneFigures) -> LaneView:
         paused=lane.paused,
         parked=lane.parked,
         kv_held_share=lane.kv_held_share,
+        unused=unused,
     )
 
 

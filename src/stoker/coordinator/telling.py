@@ -16,6 +16,7 @@ from stoker.coordinator.request import Observer
 from stoker.coordinator.sampling import AdmissionFeed
 from stoker.coordinator.server_share import ServerShare
 from stoker.coordinator.snapshots import Snapshots
+from stoker.coordinator.unused import Unused
 from stoker.coordinator.view import RunSnapshot
 from stoker.errors import StokerError
 from stoker.observe.metrics import Metrics
@@ -45,6 +46,7 @@ class Telling:
         self._log = coordinator.flow.parts.log
         self._stats: StatsReply | None = None
         self._memory_short = 0.0
+        self._unused = Unused(parts.lane)
         self._feed = AdmissionFeed(
             parts.admission, parts.lane, parts.figures, settings.ledger.results_max
         )
@@ -59,15 +61,22 @@ class Telling:
             if whole:
                 await self._look()
                 self._admit()
+                self._charge()
             snapshot = self.now()
             if whole:
                 self._snapshots.write(snapshot)
                 if self._stats is not None:
-                    exporter.export(snapshot, self._coordinator.parts.lane.totals(), self._stats)
+                    totals = self._coordinator.parts.lane.totals()
+                    exporter.export(snapshot, totals, self._unused.seconds, self._stats)
             count += 1
             due = clock.monotonic() + _OBSERVE_SECONDS
             await asyncio.sleep(_OBSERVE_SECONDS)
             exporter.lag(clock.monotonic() - due)
+
+    def last(self) -> RunSnapshot:
+        """Return the run as it ended."""
+        self._charge()
+        return self.now()
 
     def now(self) -> RunSnapshot:
         """Return the run as it stands, its ended rollouts logged and its observer told."""
@@ -75,7 +84,7 @@ class Telling:
             self._log.rollout(line)
             self._snapshots.ended(line)
         self._coordinator.parts.lines.clear()
-        snapshot = self._snapshots.take()
+        snapshot = self._snapshots.take(self._unused.shares())
         self._memory_short = snapshot.memory_short_share
         if self._observer is not None:
             try:
@@ -94,6 +103,10 @@ class Telling:
             async with asyncio.timeout(_LOOK_SECONDS):
                 active = len(self._coordinator.flow.active)
                 await self._share.refresh(more=self._coordinator.left > active)
+
+    def _charge(self) -> None:
+        active = self._coordinator.flow.active
+        self._unused.look(active.values(), more=self._coordinator.left > len(active))
 
     def _admit(self) -> None:
         change = self._feed.sample(

@@ -38,6 +38,8 @@ class LaneView(msgspec.Struct, frozen=True, kw_only=True):
     """Calls that wait for memory in a KV cache."""
     kv_held_share: float = 0.0
     """Share of lane time held for KV: room, and no memory for what would use it."""
+    unused: dict[str, float] = {}
+    """Share of the window that was unused with nothing ready, by what its places waited for."""
 
 
 class ClassView(msgspec.Struct, frozen=True, kw_only=True):

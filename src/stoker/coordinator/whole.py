@@ -131,4 +131,8 @@ def _lane(lanes: Sequence[LaneView]) -> LaneView:
         paused=any(lane.paused for lane in lanes),
         parked=sum(lane.parked for lane in lanes),
         kv_held_share=mean([lane.kv_held_share for lane in lanes]),
+        unused={
+            cause: mean([lane.unused.get(cause, 0.0) for lane in lanes])
+            for cause in dict.fromkeys(cause for lane in lanes for cause in lane.unused)
+        },
     )

@@ -66,6 +66,12 @@ LANE_IDLE_WHILE_READY_SECONDS = CounterMetric(
     help="Seconds in which a rollout was ready, a replica had room, and nothing was issued.",
     where="coordinator, lane",
 )
+LANE_UNUSED_SECONDS = CounterMetric(
+    name="stoker_lane_unused_call_seconds_total",
+    help="Places of the window that nothing was ready for, times seconds, by what they waited for.",
+    where="coordinator, once a second",
+    labels=("cause",),
+)
 LANE_TOKENS = CounterMetric(
     name="stoker_lane_tokens_total",
     help="Tokens sampled.",
