@@ -67,7 +67,7 @@ def test_a_result_asked_of_a_verb_that_was_not_awaited_names_what_is_missing() -
         (lambda ctx: ctx.call(len), "@stoker.tool"),
         (lambda ctx: ctx.sleep("soon"), "soon"),
         (lambda ctx: ctx.timeout(-1), "at least 0"),
-        (lambda ctx: ctx.branch(2), "branches"),
+        (lambda ctx: ctx.branch(2), "branch an environment"),
         (lambda ctx: ctx.generate(7), "chat or text"),
         (lambda ctx: ctx.generate("x", temperature=float("nan")), "finite"),
         (lambda ctx: ctx.generate("x", tokens_max=0), "at least 1"),

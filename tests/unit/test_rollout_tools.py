@@ -4,14 +4,18 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import stoker
 import stoker.rollout.host as host_module
 from stoker.errors import ProgramInvalid, VerbMisused
 from stoker.model.action import Effect
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.events import Verb
 from stoker.model.given import duration
+from stoker.model.ids import CallPath
+from stoker.rollout.arguments import BranchedOff
 from stoker.rollout.plain import json_value
 from stoker.rollout.program import Rollout
 from stoker.testing.driver import drive, replay_every_prefix
@@ -152,16 +156,56 @@ def test_one_program_may_await_another() -> None:
     assert outcome.reward == 0.5
 
 
-def test_checkpoint_and_branch_have_their_place_and_say_so() -> None:
-    @stoker.rollout
+@stoker.rollout(boxes=3)
+async def _branching(ctx: stoker.Context, task: stoker.Task) -> float:
+    box = await ctx.environment("py", worker_class="code", files={"a": "1"})
+    one, two = await box.branch(2)
+    await ctx.gather(one.run(["true"]), two.run(["true"]))
+    with pytest.raises(VerbMisused, match="boxes=3; nothing was done"):
+        await one.branch(1)
+    ctx.recovered("verb_misused")
+    return 1.0
+
+
+def test_branches_of_an_environment_begin_at_a_checkpoint_that_is_journalled() -> None:
+    saved = Checkpoint(digest="d" * 64, parent="p", generation=0)
+    result = drive(_branching, lambda asked: saved if asked.verb is Verb.CHECKPOINT else None)
+    assert result.outcome is not None
+    assert result.outcome.reward == 1.0
+    opened = [asked.arguments for asked in result.calls if asked.verb is Verb.ENVIRONMENT]
+    assert opened[0].begins is msgspec.UNSET
+    assert opened[0].files == {"a": b"1"}
+    for branch in opened[1:]:
+        assert (branch.baseline, branch.worker_class, branch.files) == ("py", "code", {})
+        assert branch.begins == BranchedOff(environment=CallPath("0"), checkpoint=saved)
+    verbs = [asked.verb for asked in result.calls]
+    assert verbs.count(Verb.CHECKPOINT) == 1, "the refused branch has taken none"
+    assert replay_every_prefix(_branching, result) == len(result.history) == 7
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "2"])
+def test_a_number_of_branches_that_is_none_is_refused_before_anything_is_done(count: Any) -> None:
+    @stoker.rollout(boxes=9)
     async def program(ctx: stoker.Context, task: stoker.Task) -> float:
         box = await ctx.environment()
-        for refused in (box.checkpoint, lambda: box.branch(2), lambda: ctx.branch(2)):
-            with pytest.raises(VerbMisused, match="branch"):
-                refused()
+        with pytest.raises(VerbMisused, match="at least 1; nothing was done"):
+            box.branch(count)
         return 1.0
 
-    drive(program)
+    assert [asked.verb for asked in drive(program).calls] == [Verb.ENVIRONMENT]
+
+
+def test_a_branch_that_is_never_awaited_costs_the_reward_and_is_named() -> None:
+    @stoker.rollout(boxes=2)
+    async def program(ctx: stoker.Context, task: stoker.Task) -> float:
+        box = await ctx.environment()
+        box.branch(1)
+        return 1.0
+
+    outcome = drive(program).outcome
+    assert outcome is not None
+    assert outcome.fault is not None
+    assert "never awaited" in outcome.fault.message
 
 
 def test_the_public_names_are_there_however_the_package_is_imported() -> None:

@@ -85,6 +85,13 @@ def _generate_asked(request: GenerateArguments) -> str:
     return f"{counted(len(request.suffix), 'message')}: {last}"
 
 
+def _environment_asked(arguments: call_arguments.EnvironmentArguments) -> str:
+    begins = arguments.begins
+    if begins is msgspec.UNSET:
+        return f"{arguments.baseline}, {counted(len(arguments.files), 'file')}"
+    return f"branch of {begins.environment}, from {begins.checkpoint.digest[:16]}"
+
+
 def _call_asked(arguments: call_arguments.CallArguments) -> str:
     called = arguments.request.function or " ".join(arguments.request.argv)
     return f"{called}({arguments.request.arguments}) [{arguments.effect}]"
@@ -105,7 +112,7 @@ def _call_got(result: tools.CallResult) -> str:
 
 _WORDS: dict[type, Callable[[Any], str]] = {
     GenerateArguments: _generate_asked,
-    call_arguments.EnvironmentArguments: lambda r: f"{r.baseline}, {counted(len(r.files), 'file')}",
+    call_arguments.EnvironmentArguments: _environment_asked,
     tools.RunRequest: lambda r: " ".join(r.argv),
     tools.WriteRequest: lambda r: ", ".join(r.files),
     tools.ReadRequest: lambda r: str(r.path),

@@ -94,10 +94,12 @@ def opened(rollout_id: RolloutId, opening: Call, workers: WorkerSettings) -> Env
     name = arguments.worker_class or workers.environment_class
     known = workers.classes.get(name)
     outside = known is not None and known.reaches_outside
+    begins = arguments.begins
     return Environment(
         opening=opening,
         environment_id=environment_id(rollout_id, opening.path),
         worker_class=name,
         replayable=not outside,
+        saved=None if begins is msgspec.UNSET else begins.checkpoint,
         outside=outside,
     )

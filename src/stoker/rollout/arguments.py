@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from stoker.model.action import Effect
+from stoker.model.checkpoint import Checkpoint
 from stoker.model.events import Verb
 from stoker.model.generation import GenerateArguments
 from stoker.model.ids import CallPath
@@ -32,6 +33,14 @@ from stoker.model.tools import (
 )
 
 
+class BranchedOff(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the branch of an environment begins."""
+
+    environment: CallPath
+    """Path of the ``environment`` call that opened the one it is branched off."""
+    checkpoint: Checkpoint
+
+
 class EnvironmentArguments(msgspec.Struct, frozen=True, kw_only=True):
     """Open an environment."""
 
@@ -40,6 +49,8 @@ class EnvironmentArguments(msgspec.Struct, frozen=True, kw_only=True):
     worker_class: str | None
     """``None``: the configuration's default class for environments."""
     files: dict[str, bytes] = {}
+    begins: BranchedOff | msgspec.UnsetType = msgspec.UNSET
+    """Unset: at the baseline, with ``files``."""
 
 
 class BoxArguments(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from stoker.model.faults import FaultRecord
 from stoker.model.generation import GenerateArguments, Generation, Message, Sampling, ToolSpec
 from stoker.model.given import argv_of, duration
 from stoker.model.ids import CallPath, RolloutId, derive_id
-from stoker.model.tools import CallRequest, CallResult, OpenResult, Tests, Verdict
+from stoker.model.tools import CallRequest, CallResult, Tests, Verdict
 from stoker.model.value import canonical_bytes
 from stoker.rollout.arguments import (
     CallArguments,
@@ -28,7 +28,7 @@ from stoker.rollout.arguments import (
     TimerArguments,
 )
 from stoker.rollout.chat import Chat, ModelTurn, Prompt, messages_of, tools_of
-from stoker.rollout.environment import Environment, files_of
+from stoker.rollout.environment import Environment, files_of, opening
 from stoker.rollout.operation import JoinOperation, Operation, VerbOperation, close_all
 from stoker.rollout.plain import json_value, on_timeout_of
 from stoker.rollout.program import Tool
@@ -139,19 +139,12 @@ class Context:
         """
         trampoline = self._trampoline
         trampoline.scope()
-        record = EnvironmentArguments(
+        asked = EnvironmentArguments(
             baseline=baseline,
             worker_class=worker_class,
             files=files_of(trampoline, files or {}),
         )
-        return VerbOperation(
-            trampoline,
-            Verb.ENVIRONMENT,
-            lambda: canonical_bytes(record),
-            lambda path, value: Environment(
-                trampoline, path, msgspec.msgpack.decode(value, type=OpenResult)
-            ),
-        )
+        return opening(trampoline, asked)
 
     def score(
         self,
@@ -275,10 +268,10 @@ class Context:
         )
 
     def branch(self, count: int) -> NoReturn:
-        """Refuse: branches of rollouts come with the boxes that can be branched."""
+        """Refuse: a program branches environments, not itself."""
         raise self._trampoline.misused(
-            f"ctx.branch({count}) is not there yet: it comes with environment branches; "
-            "nothing was done; raise the group size instead"
+            f"ctx.branch({count}) is not there yet; nothing was done; branch an environment "
+            "(box.branch), or raise the group size"
         )
 
     # --- recorded time, randomness, ids, faults ----------------------------------------------

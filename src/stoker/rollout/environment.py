@@ -4,8 +4,8 @@ Its actions form one serial queue at the worker that holds it. The coordinator r
 rollout ends; a program never needs to.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from collections.abc import Generator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -28,8 +28,8 @@ from stoker.model.tools import (
     WriteRequest,
 )
 from stoker.model.value import canonical_bytes
-from stoker.rollout.arguments import BoxArguments
-from stoker.rollout.operation import Operation, VerbOperation
+from stoker.rollout.arguments import BoxArguments, BranchedOff, EnvironmentArguments
+from stoker.rollout.operation import JoinOperation, Operation, VerbOperation
 
 if TYPE_CHECKING:
     from stoker.rollout.trampoline import Trampoline
@@ -42,10 +42,17 @@ _EXPORT_BYTES_MAX = 64 * 1024 * 1024
 class Environment:
     """One open environment."""
 
-    __slots__ = ("_trampoline", "opened", "path")
+    __slots__ = ("_asked", "_trampoline", "opened", "path")
 
-    def __init__(self, trampoline: "Trampoline", path: CallPath, opened: OpenResult) -> None:
+    def __init__(
+        self,
+        trampoline: "Trampoline",
+        path: CallPath,
+        asked: EnvironmentArguments,
+        opened: OpenResult,
+    ) -> None:
         self._trampoline = trampoline
+        self._asked = asked
         self.path = path
         """Path of the call that opened it."""
         self.opened = opened
@@ -129,9 +136,31 @@ class Environment:
         self._trampoline.scope()
         return self._action(Verb.CHECKPOINT, CheckpointRequest(), Checkpoint, timeout)
 
-    def branch(self, count: int) -> NoReturn:
-        """Refuse: branches of environments come later."""
-        raise self._trampoline.misused(_LATER.format(f"box.branch({count})"))
+    def branch(
+        self, count: int, *, timeout: float | str | None = None
+    ) -> Operation[tuple["Environment", ...]]:
+        """Open ``count`` environments that begin with what this one holds, each then on its own.
+
+        A checkpoint, of which each of them is made: on any worker, and made again from there when
+        one is lost. All are opened, or an error is raised. Each counts as one of the program's
+        ``boxes``. ``timeout`` is the checkpoint's.
+
+        Raises (awaited):
+            BranchUnavailable: this kind of box has no checkpoints; the rollout is tainted.
+            ToolRefused: what it holds cannot be kept whole; it goes on as it was.
+        """
+        self._trampoline.scope()
+        if not isinstance(count, int) or count < 1:
+            raise self._trampoline.misused(
+                f"branch({count!r:.100}): the number of branches is at least 1; nothing was done"
+            )
+        return _Branching(self._trampoline, self, count, timeout)
+
+    def _open_from(self, saved: Checkpoint) -> Operation["Environment"]:
+        asked = msgspec.structs.replace(
+            self._asked, files={}, begins=BranchedOff(environment=self.path, checkpoint=saved)
+        )
+        return opening(self._trampoline, asked)
 
     def __repr__(self) -> str:
         return f"Environment({self.path}, {self.opened.isolation})"
@@ -164,10 +193,43 @@ class Environment:
         )
 
 
-_LATER = (
-    "{} is not there yet: it comes with environment branches; nothing was done; "
-    "open a second environment with the same files instead"
-)
+class _Branching(Operation[tuple[Environment, ...]]):
+    """A checkpoint, then openings side by side, in the scope that awaits it."""
+
+    __slots__ = ("_count", "_environment", "_timeout")
+
+    def __init__(
+        self,
+        trampoline: "Trampoline",
+        environment: Environment,
+        count: int,
+        timeout: float | str | None,
+    ) -> None:
+        super().__init__(trampoline)
+        self._environment = environment
+        self._count = count
+        self._timeout = timeout
+
+    def __await__(self) -> Generator[Operation[Any], Any, tuple[Environment, ...]]:
+        self._begin()
+        self.trampoline.require_boxes(self._count)
+        saved = yield from self._environment.checkpoint(timeout=self._timeout).__await__()
+        opens = tuple(self._environment._open_from(saved) for _ in range(self._count))  # noqa: SLF001 - its own class
+        opened: list[Environment]
+        opened = yield from JoinOperation(self.trampoline, opens, first=False).__await__()
+        return tuple(opened)
+
+
+def opening(trampoline: "Trampoline", asked: EnvironmentArguments) -> Operation[Environment]:
+    """Return the verb that opens what was ``asked`` for."""
+    return VerbOperation(
+        trampoline,
+        Verb.ENVIRONMENT,
+        lambda: canonical_bytes(asked),
+        lambda path, value: Environment(
+            trampoline, path, asked, msgspec.msgpack.decode(value, type=OpenResult)
+        ),
+    )
 
 
 def files_of(trampoline: "Trampoline", files: Mapping[str, bytes | str]) -> dict[str, bytes]:

@@ -35,6 +35,12 @@ class Operation(Generic[T]):
 
     def __await__(self) -> Generator["Operation[Any]", Any, T]:
         """Hand the operation to the trampoline and return its result."""
+        self._begin()
+        result: T = yield self
+        return result
+
+    def _begin(self) -> None:
+        """Count as awaited, which happens once."""
         if self.trampoline.evicting:
             raise Evicted
         if self._awaited:
@@ -44,8 +50,6 @@ class Operation(Generic[T]):
             )
         self._awaited = True
         self.adopt()
-        result: T = yield self
-        return result
 
     if not TYPE_CHECKING:  # else a type checker would believe in any name
 

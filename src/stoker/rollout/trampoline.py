@@ -296,6 +296,19 @@ class Trampoline:
             )
         return arguments
 
+    def require_boxes(self, count: int) -> None:
+        """Refuse what would open more environments than the program declares.
+
+        Raises:
+            VerbMisused: there is no room for ``count`` more.
+        """
+        if self._environments + count > self.program.boxes:
+            raise self.misused(
+                f"branch: {count} more environments were asked for beside the {self._environments} "
+                f"there are, and the program declares boxes={self.program.boxes}; nothing was "
+                "done; raise boxes= in @stoker.rollout"
+            )
+
     def _reserve_environment(self) -> None:
         if self._environments >= self.program.boxes:
             raise self.misused(
