@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo demo-model torch-env rig-vllm test test-all lint check venv clean bench-step bench-peers bench-faults
+.PHONY: demo demo-model torch-env rig-vllm rig-smol test test-all lint check venv clean bench-step bench-peers bench-faults
 
 venv: .venv/.installed-dev
 
@@ -19,6 +19,10 @@ torch-env:
 # Tests against a real vLLM, its CPU build: 1 GB to download, 3.8 GB in the user's cache, once.
 rig-vllm: .venv/.installed-dev
 	@$(PY) tools/rig_vllm.py
+
+# Tests of Smol Machines in an emulated host that has KVM: root on Debian, 10 minutes.
+rig-smol: .venv/.installed-dev
+	@$(PY) tools/rig_smol.py
 
 demo: .venv/.installed
 	@$(PY) examples/humaneval/demo.py

@@ -109,7 +109,7 @@ def test_a_process_box_alone_is_for_trusted_work(tmp_path: Path) -> None:
         ),
         (
             stoker.ExecutionPolicy(isolation=stoker.Isolation.MICROVM),
-            {}, IsolationUnavailable, "no backend in this version",
+            {}, IsolationUnavailable, "isolation 'microvm'",
         ),
         (
             stoker.ExecutionPolicy(

@@ -39,6 +39,9 @@ OUTSIDE = {
     ("sandbox/guest/action.py", "time"): "runs in a guest, which has no seams",
     ("sandbox/guest/place.py", "time"): "sets a guest's clock",
     ("sandbox/guest/runner.py", "time"): "runs in a guest, which has no seams",
+    ("sandbox/guest/carrier.py", "os.fork"): "starts the runner in a guest",
+    ("sandbox/smol/engine.py", "subprocess"): "owns the process with the SDK of Smol Machines",
+    ("sandbox/smol/engine.py", "os.environ"): "hands on two variables; it keeps the others back",
     ("sandbox/guest/action.py", "os.fork"): "starts the programs of a guest",
     ("sandbox/guest/program.py", "os.execvpe"): "becomes the program of an action in a guest",
     ("cli/bench_boxes.py", "subprocess"): "starts its peer, and the holder of boxes it kills",
@@ -80,6 +83,7 @@ BOUNDARIES = {
     "sandbox/inside/solution_server.py:_called": "whatever the answer raises is its doing",
     "sandbox/inside/solution_server.py:_raised": "the answer's exception may have a hostile str",
     "sandbox/inside/solution_server.py:main": "whatever loading the answer raises is its doing",
+    "sandbox/smol/engine_main.py:Engine._answer": "whatever the SDK raises is its caller's fault",
     "testing/conformance.py:_capabilities": "a foreign engine may raise anything",
     "testing/conformance.py:_tried": "a foreign engine may raise anything",
     "tickets/publisher.py:Publisher._publish": "a client of any queue may raise anything",
@@ -108,12 +112,15 @@ UNTRIED_WRITES = {
     "sandbox/cgroups.py:_freeze": "a control file of the kernel",
     "sandbox/cgroups.py:_unified_tree": "a control file of the kernel",
     "sandbox/cgroups.py:_GroupV1.reset_peak": "a control file of the kernel",
+    "sandbox/guest/carrier.py:Answers._is_up": "an empty file of a guest",
     "sandbox/guest/counters.py:ControlGroup._write": "a control file of a guest's kernel",
     "sandbox/guest/place.py:_reseed": "a device of a guest",
     "sandbox/guest/program.py:_unprotect": "a control file of a guest's kernel",
     "sandbox/guest/runner.py:_protect": "a control file of a guest's kernel",
     "sandbox/marks.py:HeldMark.__init__": "a mark beside a lock that counts",
     "sandbox/qemu/image.py:_disk": "a base that is made once, in a draft",
+    "sandbox/qemu/image.py:guest_tree": "a base that is made once, in a draft",
+    "sandbox/smol/engine.py:Engine.start": "what the SDK complains of, for people",
     "sandbox/qemu/image.py:_interpreter": "a base that is made once, in a draft",
     "sandbox/qemu/image.py:prepare": "a base that is made once, in a draft",
     "sandbox/runtime.py:copy_interpreter": "a base that is made once, in a draft",
@@ -125,6 +132,7 @@ UNTRIED_WRITES = {
 """What writes a file without a fault point, and why nothing is lost where that fails."""
 
 ENTRY_POINTS = {
+    "stoker.sandbox.guest.carrier": "started with -m in a machine",
     "stoker.cli.main": "the installed command",
     "stoker.worker.main": "started with -m by coordinator and command line",
 }

@@ -49,6 +49,8 @@ class Rung(StrEnum):
     """A container of crun's, the runtime of podman."""
     RUNSC = "runsc"
     """A container of gVisor's: it reaches a kernel written for it, not the host's."""
+    SMOL = "smol"
+    """A machine of Smol Machines: a kernel of its own by KVM."""
 
 
 class Trust(StrEnum):

@@ -1,8 +1,9 @@
 """Choosing a backend: the strongest whose canary passes; never weakened silently.
 
 Untrusted work on the host's kernel needs ``accept_shared_kernel``; a refusal names what is missing
-and how to get it. ``auto`` takes ``qemu`` first where its guests run by KVM; without it they are
-so slow that they are used only where they are asked for by name. Then it takes containers with a
+and how to get it. ``auto`` takes ``microvm`` first where its SDK is installed and there is KVM,
+then ``qemu`` where its guests run by KVM; without it they are so slow that they are used only where
+they are asked for by name. Then it takes containers with a
 kernel of their own (gVisor) before namespaces, and those on the host's kernel after: they fence no
 better and start more slowly.
 """
@@ -18,6 +19,7 @@ from stoker.sandbox.namespace import NamespaceBackend
 from stoker.sandbox.process import ProcessBackend
 from stoker.sandbox.qemu.backend import QemuBackend
 from stoker.sandbox.qemu.parts import has_kvm
+from stoker.sandbox.smol.backend import SmolBackend, installed
 
 _SHARED_KERNEL = (
     "untrusted work would share the host's kernel, and that was not accepted; give its boxes "
@@ -34,16 +36,11 @@ async def choose_backend(policy: ExecutionPolicy, host: SandboxHost) -> Backend:
     Raises:
         IsolationUnavailable: nothing here gives it; nothing was weakened.
     """
-    if policy.isolation is Isolation.MICROVM:
-        raise IsolationUnavailable(
-            f"isolation {policy.isolation.value!r} has no backend in this version; "
-            'use "qemu", "namespace", or "auto"'
-        )
     refusals: list[BoxOffer] = []
     guests = await _guests(policy, host, refusals)
     if guests is not None:
         return guests
-    if policy.isolation is Isolation.QEMU:
+    if policy.isolation in (Isolation.QEMU, Isolation.MICROVM):
         raise IsolationUnavailable(_refusal(policy, refusals, host))
     untrusted = policy.trust is not Trust.TRUSTED
     candidates = _candidates(policy, host)
@@ -65,17 +62,20 @@ async def _guests(
     policy: ExecutionPolicy, host: SandboxHost, refusals: list[BoxOffer]
 ) -> Backend | None:
     """Return the backend of guests where it is asked for, or by ``auto`` where it is fast."""
-    by_name = policy.isolation is Isolation.QEMU
     fits = not policy.mounts and not policy.network
-    if not by_name and not (policy.isolation is Isolation.AUTO and fits and has_kvm()):
-        return None
-    backend = QemuBackend(host)
-    backend.check(policy)
-    offer = await backend.offer()
-    if offer.available and (by_name or backend.accelerated):
-        return backend
-    await backend.close()
-    refusals.append(offer)
+    by_auto = policy.isolation is Isolation.AUTO and fits and has_kvm()
+    found: list[QemuBackend | SmolBackend] = []
+    if policy.isolation is Isolation.MICROVM or (by_auto and installed()):
+        found.append(SmolBackend(host))
+    if policy.isolation is Isolation.QEMU or by_auto:
+        found.append(QemuBackend(host))
+    for backend in found:
+        backend.check(policy)
+        offer = await backend.offer()
+        if offer.available and (not by_auto or backend.accelerated):
+            return backend
+        await backend.close()
+        refusals.append(offer)
     return None
 
 

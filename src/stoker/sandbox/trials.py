@@ -34,6 +34,7 @@ from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend
 from stoker.sandbox.namespace import NamespaceBackend
 from stoker.sandbox.process import ProcessBackend
+from stoker.sandbox.smol.backend import SmolBackend
 from stoker.seams.entropy import fresh_id
 
 _TRIAL_SECONDS = 15.0
@@ -199,7 +200,7 @@ async def try_host(state_directory: Path) -> DoctorReport:
     """
     async with SandboxHost.open(state_directory) as host:
         await host.sweep()
-        offers = []
+        offers: list[BoxOffer] = []
         with socket.create_server(("127.0.0.1", 0)) as listener:
             for backend in _backends(host):
                 offer = await backend.offer()
@@ -207,6 +208,9 @@ async def try_host(state_directory: Path) -> DoctorReport:
                     offer = await _tried(backend, offer, listener.getsockname()[1])
                 await backend.close()
                 offers.append(offer)
+        machines = SmolBackend(host)
+        offers.insert(0, await machines.offer())  # its limits are those of its canary
+        await machines.close()
         facts = host_facts(host, offers)
         return DoctorReport(facts=facts, offers=tuple(offers), leaked=host.leaked())
 

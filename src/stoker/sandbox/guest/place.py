@@ -12,7 +12,7 @@ import struct
 import time
 from typing import NamedTuple, Protocol
 
-from stoker.sandbox import kernel
+from stoker.sandbox import kernel, seccomp
 from stoker.sandbox.guest.counters import ControlGroup, Descendants, Group
 
 _RNDADDENTROPY = 0x40085203
@@ -45,6 +45,11 @@ class Place(Protocol):
         """Uid and gid of programs; ``None``: the runner's own."""
         ...
 
+    @property
+    def system_calls(self) -> bytes:
+        """The filter that programs get; empty: none."""
+        ...
+
     def renew(self, *, name: str, wall_ns: int, entropy: bytes) -> None:
         """Be another than the guest this one was forked from."""
         ...
@@ -63,6 +68,7 @@ class Guest:
 
     workspace = _WORKSPACE
     identity = _BOX_ID
+    system_calls = b""
 
     def renew(self, *, name: str, wall_ns: int, entropy: bytes) -> None:
         """Tell randomness, clock and name anew."""
@@ -88,10 +94,22 @@ class Guest:
         return any(not one.f_bavail or not one.f_ffree for one in found)
 
 
+class SharedGuest(Guest):
+    """A guest in which another's agent is process 1, and obeys whoever comes by the virtual socket.
+
+    Programs are let have no socket of that kind, and no other way to make one: the filter of boxes
+    on the host's kernel is theirs.
+    """
+
+    def __init__(self) -> None:
+        self.system_calls = seccomp.filter_program(kernel.machine())
+
+
 class Directory:
     """A directory of this machine, to try the runner without a guest."""
 
     identity = None
+    system_calls = b""
 
     def __init__(self, workspace: str) -> None:
         self.workspace = workspace

@@ -30,6 +30,7 @@ class Program(NamedTuple):
     directory: str
     rlimits: dict[str, tuple[int, int]]
     identity: int | None
+    system_calls: bytes
 
 
 def become(
@@ -55,6 +56,8 @@ def become(
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of identity clears it
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         os.chdir(program.directory)
+        if program.system_calls:
+            kernel.load_seccomp(program.system_calls)
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(program.argv[0], program.argv, program.environment)  # noqa: S606 - the ordered program

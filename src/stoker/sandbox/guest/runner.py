@@ -22,7 +22,7 @@ from stoker.sandbox import kernel
 from stoker.sandbox.beneath import Beneath, Refused, path_parts, reason, shown, text_of
 from stoker.sandbox.guest.action import Action, Bounds
 from stoker.sandbox.guest.counters import Group
-from stoker.sandbox.guest.place import Directory, Guest, Limits, Place
+from stoker.sandbox.guest.place import Directory, Guest, Limits, Place, SharedGuest
 from stoker.sandbox.guest.program import Program
 from stoker.sandbox.guest.wire import BODY_BYTES_MAX, ORDER_BYTES_MAX, Frames, frame
 
@@ -154,6 +154,8 @@ class Runner:
         self._place.renew(name=name, wall_ns=wall_ns, entropy=entropy)
         self.send("adopted")
         self._flush()  # the host goes on while the box is made
+        if self._group is not None:  # a branch: what it was branched off has made it
+            return
         self._group = self._place.furnish(Limits(**limits))
         self._files = Beneath(self._place.workspace, self._place.identity)
 
@@ -168,6 +170,7 @@ class Runner:
             directory=f"{self._place.workspace}/{order['directory']}",
             rlimits={name: tuple(bounds) for name, bounds in order["rlimits"].items()},
             identity=self._place.identity,
+            system_calls=self._place.system_calls,
         )
         self._action = Action(
             self,
@@ -302,6 +305,14 @@ def main() -> None:
         return
     _protect()
     Runner(os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY), Guest(), ends=False).serve()
+
+
+def serve_guest(port: int) -> None:
+    """Serve a guest in which process 1 is another's, until ``port`` closes."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+    gc.freeze()
+    _protect()
+    Runner(port, SharedGuest(), ends=True).serve()
 
 
 if __name__ == "__main__":

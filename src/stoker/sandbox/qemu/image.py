@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Mapping
 from hashlib import blake2b
 from pathlib import Path
 
@@ -24,10 +25,10 @@ from stoker.sandbox.qemu.parts import MODULES, Parts, module
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS, RuntimeFiles
 
 PORT_NAME = "stoker"
-_RUNNER = "/opt/guest"
+RUNNER = "/opt/guest"
 _GUEST_MODULES = (
-    "kernel.py", "beneath.py", "guest/wire.py", "guest/runner.py", "guest/action.py",
-    "guest/counters.py", "guest/place.py", "guest/program.py",
+    "kernel.py", "seccomp.py", "beneath.py", "guest/wire.py", "guest/runner.py", "guest/action.py",
+    "guest/counters.py", "guest/place.py", "guest/program.py", "guest/carrier.py",
 )  # fmt: skip
 _FOLDERS = ("bin", "usr", "proc", "sys", "dev", "tmp", "run", "workspace", "opt", "lib", "var")
 _NO_TK = re.compile(r"_tkinter\.")
@@ -54,7 +55,7 @@ for p in /sys/class/virtio-ports/*; do
   if [ "$($b cat $p/name)" = {PORT_NAME} ]; then port=/dev/${{p##*/}}; fi
 done
 for d in dev proc sys; do $b mount --move /$d /root/$d; done
-export PYTHONPATH={_RUNNER} PYTHONDONTWRITEBYTECODE=1
+export PYTHONPATH={RUNNER} PYTHONDONTWRITEBYTECODE=1
 exec $b switch_root /root {INSIDE}/bin/python -S -m stoker.sandbox.guest.runner $port
 """
 
@@ -93,11 +94,7 @@ def prepare(directory: Path, files: RuntimeFiles, parts: Parts) -> GuestFiles:
 
 
 def _key(files: RuntimeFiles, parts: Parts) -> str:
-    digest = blake2b(digest_size=8)
-    digest.update(f"{files.key} {files.scripts.name} {sys.version} {_INIT}".encode())
-    for name in _GUEST_MODULES:
-        digest.update((Path(__file__).parent.parent / name).read_bytes())
-    digest.update(Path(parts.busybox).read_bytes())
+    digest = blake2b(f"{tree_digest(files, parts.busybox)} {_INIT}".encode(), digest_size=8)
     digest.update(parts.kernel.encode() + str(Path(parts.kernel).stat().st_size).encode())
     return digest.hexdigest()
 
@@ -105,22 +102,41 @@ def _key(files: RuntimeFiles, parts: Parts) -> str:
 # --- the disk ---------------------------------------------------------------------------------
 
 
-def _disk(target: Path, files: RuntimeFiles, parts: Parts) -> None:
-    tree = target / "tree"
+def guest_tree(tree: Path, files: RuntimeFiles, busybox: str) -> None:
+    """Make the directory that a guest's programs and its runner see as their root.
+
+    Raises:
+        IsolationUnavailable: it cannot be made on this host.
+    """
     for folder in _FOLDERS:
         (tree / folder).mkdir(parents=True)
-    _busybox(tree, parts)
+    _busybox(tree, busybox)
     _interpreter(tree, files)
     shutil.copytree(files.etc, tree / "etc", symlinks=True)
     shutil.copytree(files.scripts, tree / INSIDE_SCRIPTS.lstrip("/"))
     for name in _GUEST_MODULES:
-        copy = tree / _RUNNER.lstrip("/") / "stoker/sandbox" / name
+        copy = tree / RUNNER.lstrip("/") / "stoker/sandbox" / name
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(Path(__file__).parent.parent / name, copy)
     for path in (tree, *tree.rglob("*")):
         if not path.is_symlink():
             runs = path.is_dir() or path.stat().st_mode & stat.S_IXUSR
             path.chmod(0o755 if runs else 0o644)
+
+
+def tree_digest(files: RuntimeFiles, busybox: str) -> str:
+    """Return what stands for the content of ``guest_tree``."""
+    digest = blake2b(digest_size=8)
+    digest.update(f"{files.key} {files.scripts.name} {sys.version}".encode())
+    for name in _GUEST_MODULES:
+        digest.update((Path(__file__).parent.parent / name).read_bytes())
+    digest.update(Path(busybox).read_bytes())
+    return digest.hexdigest()
+
+
+def _disk(target: Path, files: RuntimeFiles, parts: Parts) -> None:
+    tree = target / "tree"
+    guest_tree(tree, files, parts.busybox)
     size = sum(p.lstat().st_size + 4096 for p in tree.rglob("*"))
     disk = target / "disk"
     with disk.open("wb") as file:
@@ -132,9 +148,9 @@ def _disk(target: Path, files: RuntimeFiles, parts: Parts) -> None:
     shutil.rmtree(tree)
 
 
-def _busybox(tree: Path, parts: Parts) -> None:
-    shutil.copy(parts.busybox, tree / "bin/busybox")
-    for name in _ran([parts.busybox, "--list"]).split():
+def _busybox(tree: Path, busybox: str) -> None:
+    shutil.copy(busybox, tree / "bin/busybox")
+    for name in _ran([busybox, "--list"]).split():
         if name != "busybox":
             (tree / "bin" / name).symlink_to("busybox")
     for folder in ("sbin", "usr/bin", "usr/sbin"):
@@ -181,15 +197,20 @@ def _ran(command: list[str]) -> str:
 
 
 def _initial(parts: Parts) -> bytes:
+    found = {name: module(parts, name) for name in MODULES}
+    modules = {name: content for name, content in found.items() if content is not None}
+    return memory_disk(_INIT, Path(parts.busybox).read_bytes(), modules)
+
+
+def memory_disk(init: str, busybox: bytes, modules: Mapping[str, bytes]) -> bytes:
+    """Return a memory disk: its ``/init`` is a script for busybox, ``/modules`` has ``NAME.ko``."""
     archive = io.BytesIO()
     for folder in ("bin", "dev", "proc", "sys", "root", "modules"):
         _entry(archive, folder, stat.S_IFDIR | 0o755, b"")
-    _entry(archive, "bin/busybox", stat.S_IFREG | 0o755, Path(parts.busybox).read_bytes())
-    _entry(archive, "init", stat.S_IFREG | 0o755, _INIT.encode())
-    for name in MODULES:
-        content = module(parts, name)
-        if content is not None:
-            _entry(archive, f"modules/{name}.ko", stat.S_IFREG | 0o644, content)
+    _entry(archive, "bin/busybox", stat.S_IFREG | 0o755, busybox)
+    _entry(archive, "init", stat.S_IFREG | 0o755, init.encode())
+    for name, content in modules.items():
+        _entry(archive, f"modules/{name}.ko", stat.S_IFREG | 0o644, content)
     _entry(archive, "TRAILER!!!", 0, b"")
     return gzip.compress(archive.getvalue(), compresslevel=1, mtime=0)
 

@@ -168,12 +168,12 @@ class GuestBox:
     async def checkpoint(self, directory: Path) -> Checkpoint:
         """Refuse: guests have no checkpoints yet."""
         del directory
-        raise not_offered("checkpoint", "qemu")
+        raise not_offered("checkpoint", self.policy.isolation)
 
     async def branch(self, count: int) -> tuple[Branch, ...]:
         """Refuse: guests have no branches yet."""
         del count
-        raise not_offered("branch", "qemu")
+        raise not_offered("branch", self.policy.isolation)
 
     def _check(self) -> None:
         if self._removal is not None:

@@ -1,7 +1,9 @@
 """Boxes with a kernel of their own (CASES A1-A9, A12, A14-A16, A18-A20, A23, A26, A28).
 
-One guest is booted for the whole module; every box is a fork of it. Programs of a guest are slow
-where it is emulated, so each attack is as small as it can be and no test depends on speed.
+The same tests for guests of QEMU and for Smol Machines, and some for what only one of them has. One
+guest is booted for the module; every box is a fork of it.
+Programs of a guest are slow where it is emulated, so each attack is as small as it can be and no
+test depends on speed.
 """
 
 import asyncio
@@ -10,123 +12,42 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from stoker.errors import BoxFailed, IsolationUnavailable
-from stoker.model.execution import (
-    MEBIBYTE,
-    Baseline,
-    Destination,
-    ExecutionPolicy,
-    Isolation,
-    Limits,
-    Mount,
-)
+from stoker.model.execution import Destination, ExecutionPolicy, Mount
 from stoker.model.tools import LimitKind, RunRequest, RunResult, Tests
 from stoker.sandbox.cgroups import is_zombie
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.qemu import parts
 from stoker.sandbox.qemu.backend import QemuBackend
 from stoker.sandbox.select import choose_backend
+from stoker.sandbox.smol.backend import SmolBackend
 from stoker.sandbox.uids import pids_of_uid
 from stoker.sandbox.vm.box import GuestBox
 from support import attacks, sandbox
 from support.attacks import BOMB, SPIN
+from support.worlds import LIMITS, MICROVM, PATIENCE, QEMU, World, opened, result_of
 
-LIMITS = Limits(
-    cpu_seconds=100, memory_bytes=96 * MEBIBYTE, processes_max=32, disk_bytes=8 * MEBIBYTE,
-    files_max=300, output_bytes=64 * 1024,
-)  # fmt: skip
-POLICY = ExecutionPolicy(isolation=Isolation.QEMU, limits=LIMITS)
-PATIENCE = 90.0
-"""Seconds: only reached when something hangs."""
 TESTS = Tests(source="def check(candidate):\n    assert candidate(2) == 4\n", entry_point="f")
 
-
-def _missing() -> str:
-    try:
-        parts.find()
-    except IsolationUnavailable as error:
-        return str(error)
-    return ""
-
-
-pytestmark = [
-    sandbox.needs_root,
-    pytest.mark.root,
-    pytest.mark.skipif(bool(_missing()), reason=f"guests of QEMU: {_missing()}"),
-]
-
-
-class World:
-    """The backend of this module, in an event loop that outlives each test."""
-
-    def __init__(self, runner: asyncio.Runner, backend: QemuBackend) -> None:
-        self.backend = backend
-        self._runner = runner
-        self._count = 0
-
-    def do(self, body: Callable[[], Awaitable[sandbox.T]]) -> sandbox.T:
-        async def bounded() -> sandbox.T:
-            async with asyncio.timeout(2 * PATIENCE):
-                return await body()
-
-        return self._runner.run(bounded())
-
-    @contextlib.asynccontextmanager
-    async def box(self, **limits: float) -> AsyncIterator[GuestBox]:
-        policy = msgspec.structs.replace(POLICY, limits=msgspec.structs.replace(LIMITS, **limits))
-        self._count += 1
-        box = await self.backend.create(f"box_{self._count}", Baseline(), policy)
-        try:
-            yield box
-        finally:
-            await box.destroy()
-
-    def ran(self, *argv: str, stdin: bytes = b"", **limits: float) -> RunResult:
-        """Run a program in a fresh box."""
-
-        async def body() -> RunResult:
-            async with self.box(**limits) as box:
-                return await result_of(box, *argv, stdin=stdin)
-
-        return self.do(body)
-
-
-async def result_of(
-    box: GuestBox, *argv: str, stdin: bytes = b"", seconds: float = PATIENCE
-) -> RunResult:
-    request = RunRequest(argv=argv, stdin=stdin)
-    return (await box.run(request, timeout_seconds=seconds)).result
+every = pytest.mark.parametrize("world", [QEMU, MICROVM], indirect=True)
+of_qemu = pytest.mark.parametrize("world", [QEMU], indirect=True)
+of_machines = pytest.mark.parametrize("world", [MICROVM], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with asyncio.Runner() as runner:
-        stack = contextlib.AsyncExitStack()
-
-        async def opened() -> QemuBackend:
-            state = tmp_path_factory.mktemp("state")
-            backend = QemuBackend(await stack.enter_async_context(SandboxHost.open(state)))
-            stack.push_async_callback(backend.close)
-            return backend
-
-        made = World(runner, runner.run(opened()))
-        yield made
-        host = made.backend.host
-
-        async def left() -> tuple[int, int]:
-            await made.backend.close()
-            return host.leaked(), len(host.ledger.records())
-
-        assert runner.run(left()) == (0, 0), "boxes left something behind"
-        runner.run(stack.aclose())
+def world(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[World]:
+    yield from opened(request.param, tmp_path_factory.mktemp("state"))
 
 
+@every
 def test_a_guest_is_offered_after_its_canary_with_a_kernel_of_its_own(world: World) -> None:
     offer = world.do(world.backend.offer)
     assert offer.available, offer.missing
@@ -137,13 +58,14 @@ def test_a_guest_is_offered_after_its_canary_with_a_kernel_of_its_own(world: Wor
     assert uid == "1000"
 
 
+@every
 def test_what_guests_do_not_have_is_refused_by_name(world: World, tmp_path: Path) -> None:
     for changes, word in (
         ({"mounts": (Mount(source="/usr", target="/x"),)}, "mounts"),
         ({"network": (Destination(host="example.org"),)}, "network"),
     ):
         with pytest.raises(IsolationUnavailable, match=word):
-            world.backend.check(msgspec.structs.replace(POLICY, **changes))
+            world.backend.check(msgspec.structs.replace(world.policy, **changes))
 
     async def auto() -> None:
         await choose_backend(ExecutionPolicy(), world.backend.host)
@@ -153,6 +75,7 @@ def test_what_guests_do_not_have_is_refused_by_name(world: World, tmp_path: Path
             world.do(auto)
 
 
+@every
 def test_a1_a2_what_a_program_leaves_is_dead_and_holds_nothing(world: World) -> None:
     async def body() -> tuple[RunResult, RunResult, RunResult]:
         async with world.box() as box:
@@ -166,6 +89,7 @@ def test_a1_a2_what_a_program_leaves_is_dead_and_holds_nothing(world: World) -> 
     assert counted.stdout.kept == b"0\n"
 
 
+@every
 def test_a3_the_wall_deadline_holds_and_the_box_goes_on(world: World) -> None:
     async def body() -> tuple[RunResult, RunResult]:
         async with world.box() as box:
@@ -180,16 +104,19 @@ def test_a3_the_wall_deadline_holds_and_the_box_goes_on(world: World) -> None:
     assert (after.stdout.kept, after.interrupted_before) == (b"still here", True)
 
 
+@every
 def test_a4_the_cpu_budget_is_the_boxs(world: World) -> None:
     script = f"import os\nos.fork()\n{SPIN}"
     assert world.ran("python", "-c", script, cpu_seconds=1.0).limit is LimitKind.CPU
 
 
+@every
 def test_a5_a_hog_in_a_child_is_a_memory_limit(world: World) -> None:
     hog = "x = bytearray(200 << 20)"
     assert world.ran("sh", "-c", f"python -c '{hog}'; exit 0").limit is LimitKind.MEMORY
 
 
+@every
 def test_a6_a_fork_bomb_is_held_and_the_next_action_runs(world: World) -> None:
     async def body() -> tuple[RunResult, RunResult]:
         async with world.box() as box:
@@ -201,12 +128,14 @@ def test_a6_a_fork_bomb_is_held_and_the_next_action_runs(world: World) -> None:
     assert after.stdout.kept == b"on\n"
 
 
+@every
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/workspace"])
 def test_a7_every_writable_place_is_sized(world: World, place: str) -> None:
     result = world.ran("dd", "if=/dev/zero", f"of={place}/full", "bs=1M", "count=64")
     assert result.limit is LimitKind.DISK
 
 
+@every
 def test_a8_a_flood_is_stopped_with_its_true_count(world: World) -> None:
     result = world.ran("dd", "if=/dev/zero", "bs=64k", "count=100000")
     assert result.limit is LimitKind.OUTPUT
@@ -214,6 +143,7 @@ def test_a8_a_flood_is_stopped_with_its_true_count(world: World) -> None:
     assert result.stdout.total_bytes > 2 * LIMITS.output_bytes
 
 
+@every
 def test_a9_a10_a12_bytes_go_in_and_out_exactly(world: World) -> None:
     every = bytes(range(256)) * 8000
     result = world.ran("cat", stdin=every, output_bytes=3_000_000)
@@ -221,6 +151,7 @@ def test_a9_a10_a12_bytes_go_in_and_out_exactly(world: World) -> None:
     assert result.ok
 
 
+@every
 def test_a14_a26_files_are_never_followed(world: World) -> None:
     async def body() -> None:
         async with world.box() as box:
@@ -250,7 +181,9 @@ def call(*arguments):
     if libc.syscall(*arguments) < 0: raise OSError
 tried("connect", lambda: socket.create_connection(("1.1.1.1", 53), 1))
 tried("raw socket", lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))
-tried("vsock", lambda: socket.socket(40, socket.SOCK_STREAM).connect((2, 1)))
+for cid in (1, 2, 3):
+    for port in (1, 6000):  # the second is where an agent of Smol Machines listens
+        tried("vsock", lambda: socket.socket(40, socket.SOCK_STREAM).connect((cid, port)))
 tried("setting", lambda: open("/proc/sys/kernel/core_pattern", "w"))
 tried("memory", lambda: open("/dev/mem", "rb"))
 tried("disk", lambda: open("/dev/vda", "rb"))
@@ -262,15 +195,18 @@ tried("mount", lambda: call(165, b"x", b"/tmp", b"tmpfs", 0, None))
 tried("user namespace", lambda: call(272, 0x10000000))
 tried("system", lambda: open("/bin/new", "w"))
 tried("group", lambda: open("/sys/fs/cgroup/box/memory.max", "w"))
-print(sorted(os.listdir("/sys/class/net")), len(os.listdir("/proc/self/fd")))
+# dummy0: a device that the kernel of Smol Machines makes by itself, and that leads nowhere
+print(sorted({*os.listdir("/sys/class/net")} - {"dummy0"}), len(os.listdir("/proc/self/fd")))
 """
 
 
+@every
 def test_a15_a16_a27_what_a_program_must_not_reach_is_refused(world: World) -> None:
     result = world.ran("python", "-I", "-c", REFUSED)
     assert result.stdout.kept == b"['lo'] 4\n", result.text
 
 
+@every
 def test_a18_a19_two_forks_share_nothing_and_are_random_apart(world: World) -> None:
     script = (
         "import os, random, uuid; print(uuid.uuid4(), random.random(), os.urandom(8).hex(), "
@@ -289,8 +225,64 @@ def test_a18_a19_two_forks_share_nothing_and_are_random_apart(world: World) -> N
     assert (one[-1], other[-1]) == ("False", "False")
 
 
+@every
+@pytest.mark.parametrize(
+    ("answer", "passed"),
+    [
+        ("def f(x): return x + x", True),
+        ("import os\ndef f(x): print('passed', flush=True); os._exit(0)", False),
+    ],
+    ids=["right", "exits 0"],
+)
+def test_a28_two_guests_grade_an_answer(world: World, answer: str, *, passed: bool) -> None:
+    async def body() -> bool:
+        verdict, _ = await world.backend.judge(
+            "graded", {"solution.py": answer.encode()}, TESTS, policy=world.policy,
+            timeout_seconds=PATIENCE,
+        )  # fmt: skip
+        return verdict.passed
+
+    assert world.do(body) is passed
+
+
+async def processes_of(world: World, box: GuestBox) -> list[int]:
+    """Return the processes in which the machine of a box runs."""
+    if isinstance(world.backend, QemuBackend):
+        return pids_of_uid(uid_of(world, box))
+    pid = (await world.backend.machines.rows())[world.backend.name_of(box.box_id)]
+    assert pid is not None
+    return [pid]
+
+
+@every
+def test_a23_a_guest_that_dies_is_a_lost_box_and_never_an_ordinary_failure(world: World) -> None:
+    async def body() -> None:
+        async with world.box() as box:
+            running = asyncio.ensure_future(
+                box.run(
+                    RunRequest(argv=("sh", "-c", "echo begun; touch begun; sleep 1000")),
+                    timeout_seconds=PATIENCE,
+                )
+            )
+            while (await box.read_file("begun", bytes_max=1)).refused:
+                await asyncio.sleep(0.02)
+            for pid in await processes_of(world, box):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            run = await running
+            assert run.box_lost
+            assert not run.result.ok
+            assert run.result.stdout.kept == b"begun\n"
+            with pytest.raises(BoxFailed, match="lost"):
+                await box.read_file("begun", bytes_max=1)
+
+    world.do(body)
+
+
+@of_qemu
 def test_what_forks_share_cannot_be_written(world: World) -> None:
     async def body() -> int:
+        assert isinstance(world.backend, QemuBackend)
         return (await world.backend.origin_of(LIMITS)).memory
 
     memory = world.do(body)
@@ -298,6 +290,7 @@ def test_what_forks_share_cannot_be_written(world: World) -> None:
         os.pwrite(memory, b"x", 0)
 
 
+@of_qemu
 def test_the_emulator_is_confined(world: World) -> None:
     async def body() -> tuple[int, int]:
         async with world.box() as box:
@@ -334,79 +327,49 @@ def _line(pid: int) -> bytes:
     return b""
 
 
-def test_a23_a_guest_that_dies_is_a_lost_box_and_never_an_ordinary_failure(world: World) -> None:
-    async def body() -> None:
-        async with world.box() as box:
-            running = asyncio.ensure_future(
-                box.run(
-                    RunRequest(argv=("sh", "-c", "echo begun; touch begun; sleep 1000")),
-                    timeout_seconds=PATIENCE,
-                )
-            )
-            while (await box.read_file("begun", bytes_max=1)).refused:
-                await asyncio.sleep(0.02)
-            for pid in pids_of_uid(uid_of(world, box)):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            run = await running
-            assert run.box_lost
-            assert not run.result.ok
-            assert run.result.stdout.kept == b"begun\n"
-            with pytest.raises(BoxFailed, match="lost"):
-                await box.read_file("begun", bytes_max=1)
-
-    world.do(body)
-
-
-@pytest.mark.parametrize(
-    ("answer", "passed"),
-    [
-        ("def f(x): return x + x", True),
-        ("import os\ndef f(x): print('passed', flush=True); os._exit(0)", False),
-    ],
-    ids=["right", "exits 0"],
-)
-def test_a28_two_guests_grade_an_answer(world: World, answer: str, *, passed: bool) -> None:
-    async def body() -> bool:
-        verdict, _ = await world.backend.judge(
-            "graded", {"solution.py": answer.encode()}, TESTS, policy=POLICY,
-            timeout_seconds=PATIENCE,
-        )  # fmt: skip
-        return verdict.passed
-
-    assert world.do(body) is passed
-
-
 HOLDER = """
-import asyncio, sys
+import asyncio, importlib, sys
 from pathlib import Path
 import msgspec
 from stoker.model.execution import Baseline, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.qemu.backend import QemuBackend
 
 async def main():
     policy = msgspec.json.decode(sys.argv[2], type=ExecutionPolicy)
     async with SandboxHost.open(Path(sys.argv[1])) as host:
-        backend = QemuBackend(host)
+        backend = getattr(importlib.import_module(sys.argv[3]), sys.argv[4])(host)
         box = await backend.create("box_left", Baseline(), policy)
+        running = asyncio.ensure_future(
+            box.run(RunRequest(argv=("sh", "-c", "touch on; sleep 1000")), timeout_seconds=1000))
+        while (await box.read_file("on", bytes_max=1)).refused:
+            await asyncio.sleep(0.05)
         print(next(r.uid for r in host.ledger.records() if r.box_id == "box_left"), flush=True)
-        await box.run(RunRequest(argv=("sleep", "1000")), timeout_seconds=1000)
+        await running
 
 asyncio.run(main())
 """
 
 
-@pytest.mark.slow  # another guest is booted
-def test_a20_a_killed_worker_leaves_nothing_after_the_next_sweep(tmp_path: Path) -> None:
+def abandon_a_box(state: Path, backend: type, policy: ExecutionPolicy) -> str:
+    """Have a worker make a box, run something in it, and be killed; return what it said."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path), msgspec.json.encode(POLICY).decode()],
+        [sys.executable, "-c", HOLDER, str(state), msgspec.json.encode(policy).decode(),
+         backend.__module__, backend.__name__],
         stdout=subprocess.PIPE,
-    ) as holder:
+    ) as holder:  # fmt: skip
         assert holder.stdout is not None
-        uid = int(holder.stdout.readline())
+        said = holder.stdout.readline().decode().strip()
         holder.kill()
+    return said
+
+
+@of_qemu
+@pytest.mark.slow  # another guest is booted
+def test_a20_a_killed_worker_leaves_nothing_after_the_next_sweep(
+    world: World, tmp_path: Path
+) -> None:
+    uid = int(abandon_a_box(tmp_path, QemuBackend, world.policy))
 
     async def swept() -> tuple[int, int, int]:
         async with SandboxHost.open(tmp_path) as host:
@@ -414,3 +377,44 @@ def test_a20_a_killed_worker_leaves_nothing_after_the_next_sweep(tmp_path: Path)
 
     assert sandbox.run(swept) == (1, 0, 0)
     assert [pid for pid in pids_of_uid(uid) if not is_zombie(pid)] == []
+
+
+# --- what only Smol Machines have ---------------------------------------------------------------
+
+
+def _machine_pids() -> set[int]:
+    """Return the processes of machines on this host."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if b"smol-vmm" in (entry / "cmdline").read_bytes() and not is_zombie(
+                    int(entry.name)
+                ):
+                    found.add(int(entry.name))
+    return found
+
+
+@of_machines
+@pytest.mark.slow  # another machine is booted
+def test_a20_machines_of_a_killed_worker_are_deleted_by_the_next_sweep(
+    world: World, tmp_path: Path
+) -> None:
+    before = _machine_pids()
+    abandon_a_box(tmp_path, SmolBackend, world.policy)
+
+    async def swept() -> tuple[list[str], int, list[str], int, int]:
+        async with SandboxHost.open(tmp_path) as host:
+            backend = SmolBackend(host)
+            try:
+                left = list(await backend.machines.rows())
+                count = await backend.sweep()
+                after = list(await backend.machines.rows())
+                return left, count, after, host.leaked(), len(host.ledger.records())
+            finally:
+                await backend.close()
+
+    left, count, after, leaked, records = world.do(swept)
+    assert len(left) == 2  # the box, and what it was branched off
+    assert (count, after, leaked, records) == (2, [], 0, 0)
+    assert _machine_pids() - before == set()

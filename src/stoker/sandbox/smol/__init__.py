@@ -1,0 +1,1 @@
+"""Boxes that are machines of Smol Machines (``stoker[microvm]``)."""

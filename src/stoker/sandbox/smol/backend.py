@@ -1,0 +1,338 @@
+"""The ``microvm`` backend: Smol Machines, each box a branch of a machine that was booted once.
+
+The SDK makes, branches and deletes machines; what a box promises beyond that (limits, exact bytes,
+an end of every process) comes from our runner in the machine (``guest``), as with ``qemu``. It is
+offered only after a machine was booted, branched and asked here, within a deadline: the SDK's own
+answer is yes on hosts where every machine hangs.
+"""
+
+import asyncio
+import contextlib
+import importlib.util
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from stoker.errors import BoxFailed, IsolationUnavailable, StokerError
+from stoker.model.checkpoint import Checkpoint
+from stoker.model.completion import Usage
+from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Isolation, Limits, Rung
+from stoker.model.tools import RunRequest, Tests, Verdict
+from stoker.sandbox.base import BoxOffer, Strength, not_offered
+from stoker.sandbox.guest.place import Limits as GuestLimits
+from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.judge import judge_in
+from stoker.sandbox.ledger import BoxRecord
+from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
+from stoker.sandbox.smol import tree
+from stoker.sandbox.smol.engine import EngineError
+from stoker.sandbox.smol.machines import BOX_LABEL, INCARNATION_LABEL, Machines, machine_name
+from stoker.sandbox.vm.box import GuestBox
+from stoker.sandbox.vm.link import GuestLink, GuestLost
+from stoker.seams.entropy import fresh_id
+
+HOMES = Path("/var/lib/stoker/smol")
+"""Where machines of root's state directories lie, under their marks: socket paths are short."""
+_GUEST_MEBIBYTES = 256
+"""What the kernel, its agent, the runner and the page cache take beside the box."""
+_SIZE_STEP_MEBIBYTES = 256
+_CANARY_SECONDS = 60.0
+_CANARY = (
+    "import os; print(os.uname().nodename, os.getuid(), "
+    "set(os.listdir('/sys/class/net')) - {'lo', 'dummy0'} or 'alone')"
+)
+"""The second device is one the machine's kernel makes by itself; it leads nowhere."""
+_MISSING = "the SDK of Smol Machines is not installed"
+_REMEDY = 'pip install "stoker[microvm]"'
+
+
+class SmolBackend:
+    """Boxes that are machines of Smol Machines, on this host."""
+
+    def __init__(self, host: SandboxHost) -> None:
+        self.host = host
+        self.boxes: dict[str, GuestBox] = {}
+        self.rung = Rung.SMOL
+        self.machines = Machines(_home(host))
+        self._origins: dict[int, asyncio.Task[str]] = {}
+        self._spent: list[str] = []
+        """Origins that no box is branched off any more, to be deleted at the end."""
+        self._offer: BoxOffer | None = None
+        self._trying = asyncio.Lock()
+
+    accelerated = True
+    """Whether guests run by KVM: the SDK has no other way."""
+
+    async def offer(self) -> BoxOffer:
+        """Boot, branch and ask a machine once; later calls return what came of it."""
+        async with self._trying:
+            if self._offer is None:
+                missing, remedy = await self._tried()
+                self._offer = BoxOffer(
+                    isolation=Isolation.MICROVM,
+                    rung=self.rung,
+                    available=not missing,
+                    shared_kernel=False,
+                    strengths=() if missing else _strengths(),
+                    missing=missing,
+                    remedy=remedy,
+                )
+        return self._offer
+
+    async def _tried(self) -> tuple[str, str]:
+        if not installed():
+            return _MISSING, _REMEDY
+        try:
+            code, reason = await self.machines.probe()
+        except EngineError as error:
+            return f"the SDK of Smol Machines does not answer: {error}", "please report this host"
+        if code:
+            return f"{reason} ({code})", "use a host with /dev/kvm"
+        missing = await self._canary()
+        return missing, 'use isolation = "qemu", or a host whose KVM runs guests' if missing else ""
+
+    async def _canary(self) -> str:
+        limits = Limits(memory_bytes=128 * MEBIBYTE, disk_bytes=16 * MEBIBYTE)
+        policy = ExecutionPolicy(isolation=Isolation.MICROVM, limits=limits)
+        name = fresh_id("canary_")
+        box = None
+        try:
+            box = await self.create(name, Baseline(), policy)
+            request = RunRequest(argv=("python", "-I", "-c", _CANARY))
+            run = await box.run(request, timeout_seconds=_CANARY_SECONDS)
+        except (StokerError, OSError) as error:
+            return f"a machine could not be run: {error}"
+        finally:
+            if box is not None:
+                await box.destroy()
+        expected = f"{_host_name(name)} 1000 alone"
+        if not run.result.ok or run.result.text != expected:
+            return f"a machine ran but did not hold: {run.result.text[:300]}"
+        return ""
+
+    def check(self, policy: ExecutionPolicy) -> None:
+        """Refuse what these machines do not have."""
+        for what, asked in (
+            ("mounts", policy.mounts),
+            ("a way out to the network", policy.network),
+        ):
+            if asked:
+                raise IsolationUnavailable(
+                    f"microvm boxes have no {what}; leave it out of the policy, or set "
+                    'isolation = "namespace"'
+                )
+
+    async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> GuestBox:
+        """Branch a machine off the one of its size; see ``base.Backend``."""
+        self.check(policy)
+        pinned = self._pinned(baseline)
+        origin = await self.origin_of(policy.limits)
+        made = partial(self._off_origin, origin, self.name_of(box_id))
+        return await self._made(box_id, pinned, policy, made)
+
+    async def _off_origin(self, origin: str, name: str) -> None:
+        try:
+            await self.machines.branch(self.name_of(origin), name, frozen=True)
+        except EngineError:
+            # It may be the origin that is no more: the next box has a new one.
+            for size, task in list(self._origins.items()):
+                if not task.cancelled() and task.result() == origin:
+                    del self._origins[size]
+                    self._spent.append(origin)
+            raise
+
+    async def restore(
+        self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
+    ) -> GuestBox:
+        """Refuse: machines have no checkpoints yet."""
+        del box_id, baseline, policy, checkpoint
+        raise not_offered("restore", "microvm")
+
+    async def _made(
+        self,
+        box_id: str,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+        make: Callable[[], Awaitable[None]],
+    ) -> GuestBox:
+        record = self.host.record(box_id, self.rung)
+        self.host.alive.add(box_id)
+        name = self.name_of(box_id)
+        link = None
+        try:
+            self.host.ledger.write(record)
+            await make()
+            link = await self.machines.adopted(name, _host_name(box_id), _guest(policy.limits))
+        except BaseException as error:
+            await self._undone(record, name, None)
+            if isinstance(error, OSError | GuestLost | EngineError):
+                raise BoxFailed(
+                    f"box {box_id} could not be made ({error}); nothing of it is left"
+                ) from error
+            raise
+        removal = partial(self._undone, record, name, link)
+        box = self.boxes[box_id] = GuestBox(box_id, baseline, policy, link, removal)
+        return box
+
+    async def origin_of(self, limits: Limits) -> str:
+        """Return what boxes of this size are branched off, booted where it is not yet."""
+        needed = (limits.memory_bytes + limits.disk_bytes) // MEBIBYTE + _GUEST_MEBIBYTES
+        size = -(-needed // _SIZE_STEP_MEBIBYTES) * _SIZE_STEP_MEBIBYTES
+        if self.machines.lost:
+            self._origins.clear()  # they ended with their engine
+        task = self._origins.get(size)
+        if task is None or (task.done() and (task.cancelled() or task.exception())):
+            task = self._origins[size] = asyncio.ensure_future(self._booted(size))
+            task.add_done_callback(lambda t: t.cancelled() or t.exception())
+        try:
+            return await asyncio.shield(task)
+        except (EngineError, OSError) as error:
+            raise BoxFailed(f"a machine could not be booted ({error}); nothing was made") from error
+
+    async def _booted(self, size: int) -> str:
+        archive = await asyncio.to_thread(
+            tree.prepare, self.host.runtime.python.parent, self.host.runtime
+        )
+        origin = fresh_id("origin_")
+        labels = {BOX_LABEL: origin, INCARNATION_LABEL: self.host.ledger.incarnation}
+        self.host.ledger.write(self.host.record(origin, self.rung))
+        try:
+            await self.machines.boot(self.name_of(origin), labels, size, archive)
+        except BaseException:
+            with contextlib.suppress(EngineError):
+                await self.machines.delete(self.name_of(origin))
+            self.host.ledger.strike(origin)
+            raise
+        return origin
+
+    def name_of(self, box_id: str) -> str:
+        """Return the name of a box's machine."""
+        return machine_name(box_id)
+
+    def _pinned(self, baseline: Baseline) -> Baseline:
+        if baseline.build is not msgspec.UNSET:  # an empty workspace would be another baseline
+            raise not_offered("baselines with files or setup", "microvm")
+        digest = self.host.baseline_digest(baseline)
+        if baseline.digest and baseline.digest != digest:
+            raise IsolationUnavailable(
+                f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "
+                f"{digest}; use the interpreter the run was made with"
+            )
+        return msgspec.structs.replace(baseline, digest=digest)
+
+    async def _undone(self, record: BoxRecord, name: str, link: GuestLink | None) -> None:
+        async def remove() -> None:
+            if link is not None:
+                link.close()
+            with contextlib.suppress(EngineError):  # the engine was ended, and the machine with it
+                await self.machines.delete(name)
+            await self.host.remove(record)
+            self.boxes.pop(record.box_id, None)
+
+        removal = asyncio.ensure_future(remove())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(removal)
+        while not removal.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([removal])
+        removal.result()
+
+    async def judge(
+        self,
+        box_id: str,
+        files: Mapping[str, bytes],
+        tests: Tests,
+        *,
+        policy: ExecutionPolicy,
+        timeout_seconds: float,
+    ) -> tuple[Verdict, Usage]:
+        """Grade ``files``: judge and solution in two machines of their own (``judge``)."""
+        return await judge_in(
+            self, box_id, files, tests, policy=policy, timeout_seconds=timeout_seconds
+        )
+
+    def inside_paths(self) -> tuple[str, str]:
+        """Return the fixed paths every machine has."""
+        return f"{INSIDE}/bin/python", INSIDE_SCRIPTS
+
+    async def sweep(self) -> int:
+        """Delete what dead incarnations left: rows of machines that ended with their engines."""
+        if installed() and _home(self.host).exists():
+            await self._reconcile()
+        return await self.host.sweep()
+
+    async def _reconcile(self) -> None:
+        abandoned = {r.box_id for r in self.host.ledger.abandoned()}
+        living = {self.name_of(r.box_id) for r in self.host.ledger.records()} - {
+            self.name_of(box_id) for box_id in abandoned
+        }
+        try:
+            rows = await self.machines.rows()
+            await self.machines.purge(name for name in rows if name not in living)
+        except EngineError as error:
+            raise BoxFailed(f"machines of dead workers could not be deleted: {error}") from error
+
+    async def close(self) -> None:
+        """Destroy every box, and what they were branched off.
+
+        Raises:
+            BoxFailed: some could not be removed; the others were.
+        """
+        ends = await asyncio.gather(
+            *(box.destroy() for box in list(self.boxes.values())), return_exceptions=True
+        )
+        tasks, self._origins = list(self._origins.values()), {}
+        for task in tasks:
+            task.cancel()
+        for origin in [*self._spent, *await asyncio.gather(*tasks, return_exceptions=True)]:
+            if isinstance(origin, str):
+                with contextlib.suppress(EngineError):
+                    await self.machines.delete(self.name_of(origin))
+                self.host.ledger.strike(origin)
+        await self.machines.close()
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+
+
+def installed() -> bool:
+    """Whether the SDK can be imported by the engine."""
+    return importlib.util.find_spec("smol") is not None
+
+
+def _home(host: SandboxHost) -> Path:
+    if host.root:
+        return HOMES / host.mark
+    return Path.home() / ".cache" / "stoker" / "smol" / host.mark
+
+
+def _host_name(box_id: str) -> str:
+    """Return a name a host may have."""
+    return "".join(c if c.isalnum() else "-" for c in box_id)[:60].strip("-") or "box"
+
+
+def _guest(limits: Limits) -> GuestLimits:
+    return GuestLimits(
+        memory_bytes=limits.memory_bytes,
+        processes_max=limits.processes_max,
+        disk_bytes=limits.disk_bytes,
+        files_max=limits.files_max,
+    )
+
+
+def _strengths() -> tuple[Strength, ...]:
+    how = {
+        "memory": "the machine's control group, and the size of its memory",
+        "cpu": "the machine's control group",
+        "processes": "the machine's control group",
+        "disk": "sized tmpfs of the machine",
+        "wall": "the runner, and the end of the machine past it",
+        "output": "the runner, and the host's own count",
+        "network": "the machine has no device for it",
+        "kernel settings": "the machine's kernel, and not root in it",
+        "host environment": "nothing of the host is in the machine",
+        "nothing survives": "the machine's control group, and its end",
+    }
+    return tuple(Strength(limit=limit, level="enforced", how=way) for limit, way in how.items())

@@ -1,0 +1,143 @@
+"""The process in which the SDK of Smol Machines runs, for one worker.
+
+    python -m stoker.sandbox.smol.engine_main        # descriptor 0: a socket to the worker
+
+The SDK blocks, reads its place from ``HOME`` and its target from the environment, and machines die
+with the process that made them. So it has a process of its own, with an environment of our making,
+which can be ended when a call does not return. Requests are lines of JSON, each answered by one
+with the same ``id``; ``attach`` comes with a descriptor, which is joined with a machine's runner.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import smol
+
+LINK = "/run/stoker"
+"""Where a machine has the pipes of its runner."""
+_LOCAL = smol.ConnectOptions(target="local")
+_READ_BYTES = 192 * 1024
+_ORDER = f"cat >{LINK}/orders"
+_LISTEN = 'mkfifo -m 600 "$0/$1" && echo "@$1" >"$0/orders" && exec cat "$0/$1"'
+
+
+class Engine:
+    """Answers requests; every call on a thread of its own."""
+
+    def __init__(self, worker: socket.socket) -> None:
+        self._worker = worker
+        self._saying = threading.Lock()
+        self._machines: dict[str, smol.Machine] = {}
+
+    def serve(self) -> None:
+        """Work until the worker is gone."""
+        buffer = b""
+        descriptors: list[int] = []
+        while True:
+            data, passed, _, _ = socket.recv_fds(self._worker, 65536, 8)
+            if not data:
+                return
+            descriptors += passed
+            buffer += data
+            *lines, buffer = buffer.split(b"\n")
+            for line in lines:
+                request = json.loads(line)
+                if request["verb"] == "attach":
+                    request["descriptor"] = descriptors.pop(0)
+                threading.Thread(target=self._answer, args=(request,), daemon=True).start()
+
+    def _answer(self, request: dict[str, Any]) -> None:
+        number, verb = request.pop("id"), request.pop("verb")
+        answer: dict[str, Any] = {"id": number}
+        try:
+            answer["value"] = getattr(self, "_do_" + verb)(**request)
+        except Exception as error:  # noqa: BLE001 - the worker makes a typed error of it
+            answer["error"] = str(error)[:2000] or type(error).__name__
+            answer["code"] = str(getattr(error, "code", ""))
+        line = json.dumps(answer).encode() + b"\n"
+        with self._saying, contextlib.suppress(OSError):
+            self._worker.sendall(line)
+
+    def _do_probe(self) -> list[str]:
+        available, code, reason = smol.local_availability()
+        return [] if available else [str(code), str(reason)]
+
+    def _do_create(self, *, name: str, labels: dict[str, str], memory_mb: int, ready_seconds: float,
+                   archive: str, place: str, script: str) -> None:  # fmt: skip
+        config = smol.MachineConfig(
+            name=name,
+            labels=labels,
+            resources=smol.ResourceSpec(
+                cpus=1, memory_mb=memory_mb, network=False, disk_durability="deferred"
+            ),
+            branchable=True,
+            ready_timeout_seconds=ready_seconds,
+        )
+        self._machines[name] = smol.Machine.create(config, _LOCAL)
+        self._machines[name].write_file(place, Path(archive).read_bytes())
+        said = self._exec(name, ["/bin/sh", "-c", script])
+        if said.exit_code:
+            raise RuntimeError(f"its runner was not started: {said.output[-500:]}")
+
+    def _do_branch(self, *, source: str, name: str, frozen: bool) -> None:
+        self._machines[name] = self._machines[source].branch(
+            name, branchable=True, freeze_source=frozen
+        )
+
+    def _do_attach(self, *, name: str, pipe: str, descriptor: int) -> None:
+        end = socket.socket(fileno=descriptor)
+        command = ["/bin/sh", "-c", _LISTEN, LINK, pipe]
+        stream = self._machines[name].exec_stream(command)
+        threading.Thread(target=self._hear, args=(stream, end), daemon=True).start()
+        threading.Thread(target=self._tell, args=(name, end), daemon=True).start()
+
+    def _hear(self, stream: Any, end: socket.socket) -> None:  # noqa: ANN401 - an iterator of dicts
+        """Carry what the runner says to the worker."""
+        rest = ""
+        with contextlib.suppress(Exception):  # an end of whatever kind is an end of the link
+            for event in stream:
+                if event["kind"] != "stdout":
+                    sys.stderr.write(f"{event}\n")
+                    continue
+                *lines, rest = (rest + event["data"]).split("\n")
+                for line in lines:
+                    end.sendall(base64.b64decode(line))
+        with contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(Exception):
+            stream.kill()
+
+    def _tell(self, name: str, end: socket.socket) -> None:
+        """Carry what the worker says to the runner."""
+        with contextlib.suppress(Exception):
+            while data := end.recv(_READ_BYTES):
+                order = base64.b64encode(data).decode() + "\n"
+                self._exec(name, ["/bin/sh", "-c", _ORDER], stdin=order)
+        end.close()
+
+    def _exec(self, name: str, command: list[str], **options: Any) -> Any:  # noqa: ANN401 - the SDK's
+        return self._machines[name].exec(command, smol.ExecOptions(**options))
+
+    def _do_delete(self, *, name: str) -> None:
+        self._machines.pop(name, None)
+        smol.Machine.delete_by_name(name, _LOCAL)
+
+    def _do_list(self) -> dict[str, int | None]:
+        return {m.name: m.pid for m in smol.Machine.list(_LOCAL)}
+
+
+def main() -> None:
+    """Serve descriptor 0."""
+    Engine(socket.socket(fileno=os.dup(0))).serve()
+    os._exit(0)  # machines end with us; threads may hang in one
+
+
+if __name__ == "__main__":
+    main()
