@@ -87,9 +87,9 @@ STATIONARY = (
     Regime("8B", "mixed", 0.35, 73, (73, 47), 0.6, 0.35),
     Regime("8B", "mixed", 0.5, 95, (95, 95), 0.9, 0.35),
     Regime("8B", "lognormal", 0.1, 20, (20, 13), 0.6, 0.2),
-    Regime("8B", "constant", 0.2, 30, (30, 20), 0.9, 0.2),
-    Regime("small", "mixed", 0.1, 46, (46, 46), 0.12, 0.2),
-    Regime("small", "mixed", 0.5, 101, (101, 64), 0.6, 0.2),
+    Regime("8B", "constant", 0.2, 30, (30, 20), 0.9, 0.05),
+    Regime("small", "mixed", 0.1, 46, (46, 46), 0.12, 0.12),
+    Regime("small", "mixed", 0.5, 101, (101, 64), 0.6, 0.06),
 )
 """Each semaphore is the best of four or five, 8 to 15 % apart; each staged pair, pinned share and
 aim the best of four or five, on seeds 0 and 1."""
