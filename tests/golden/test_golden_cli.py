@@ -27,6 +27,7 @@ HELP = {
     "help_status": ["status", "--help"],
     "help_cancel": ["cancel", "--help"],
     "help_show": ["show", "--help"],
+    "help_branch": ["branch", "--help"],
     "help_doctor": ["doctor", "--help"],
     "help_conformance": ["conformance", "--help"],
     "help_bench": ["bench", "--help"],

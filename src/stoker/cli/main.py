@@ -17,6 +17,7 @@ from stoker import __version__
 from stoker.cli import (
     baselines,
     bench,
+    branch,
     cancel,
     config,
     conformance,
@@ -74,6 +75,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(baselines.app, name="baselines")
 app.command("status")(status.status)
 app.command("cancel")(cancel.cancel)
+app.command("branch")(branch.branch)
 app.command("show")(show.show)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)

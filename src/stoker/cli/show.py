@@ -46,6 +46,9 @@ def show(
         str | None,
         typer.Argument(metavar="ROLLOUT", help="Its id, the beginning of it, or its task."),
     ] = None,
+    as_tree: Annotated[
+        bool, typer.Option("--tree", help="Where the rollout and its boxes began.")
+    ] = False,
     runs: RunsOption = RUNS_DIRECTORY,
     as_json: JsonOption = False,
 ) -> None:
@@ -55,12 +58,14 @@ def show(
     it the whole story from the journal, in the order in which results were
     delivered: what was asked, what came back, attempts, waits, faults. Large
     results are shortened; nothing an agent wrote reaches the terminal as control
-    characters.
+    characters. With --tree whose branch it is, and for each environment step,
+    parent, generation, and the digests of what it began with.
 
     Examples:
       stoker show run_1a2b
       stoker show run_1a2b HumanEval/7
       stoker show run_1a2b rol_0f3c --json
+      stoker show run_1a2b rol_0f3c --tree
 
     Exit codes:
       0    shown
@@ -70,6 +75,8 @@ def show(
     """
     directory = find_run(run, runs)
     if rollout is None:
+        if as_tree:
+            raise BadInput("--tree shows one rollout: name it after the run; nothing was shown")
         rows = asyncio.run(list_rollouts(directory))
         remark_unfinished(directory)
         if as_json:
@@ -81,7 +88,15 @@ def show(
 
     events = asyncio.run(read_journal(directory, rollout))
     read = reader(directory)
-    if as_json:
+    if as_tree:
+        from stoker.cli.tree import lineage, tree
+
+        told = lineage(events, read)
+        if as_json:
+            write_json(told)
+        else:
+            answers().print(tree(told))
+    elif as_json:
         write_json(document(events, read))
     else:
         answers().print(timeline(events, read))
@@ -92,7 +107,7 @@ async def list_rollouts(run: RunDirectory) -> list[RolloutRow]:
     from stoker.cli.ledger_access import all_rollouts, ledger_of
 
     async with ledger_of(run) as ledger:
-        return [_row(one) for one in await all_rollouts(ledger, run.record.run_id)]
+        return [row_of(one) for one in await all_rollouts(ledger, run.record.run_id)]
 
 
 async def read_journal(run: RunDirectory, name: str) -> list[JournalEvent]:
@@ -105,7 +120,7 @@ async def read_journal(run: RunDirectory, name: str) -> list[JournalEvent]:
 
     async with ledger_of(run) as ledger:
         run_id = run.record.run_id
-        rows = [_row(one) for one in await all_rollouts(ledger, run_id)]
+        rows = [row_of(one) for one in await all_rollouts(ledger, run_id)]
         rollout_id = RolloutId(chosen(rows, name).rollout_id)
         reply = await ledger.journal(JournalRequest(run_id=run_id, rollout_id=rollout_id))
         return [decode_event(stored) for stored in reply.events]
@@ -150,7 +165,8 @@ def chosen(rows: list[RolloutRow], name: str) -> RolloutRow:
     )
 
 
-def _row(summary: RolloutSummary) -> RolloutRow:
+def row_of(summary: RolloutSummary) -> RolloutRow:
+    """Return the line of a rollout."""
     first = decode_event(summary.first)
     last = decode_event(summary.last) if summary.last is not None else None
     admitted = first if isinstance(first, Admitted) else None

@@ -16,6 +16,7 @@ from stoker.cli.summaries import Read, arguments_text, inline_only, result_text
 from stoker.cli.text import cell, excerpt
 from stoker.model.events import (
     Admitted,
+    Branched,
     Delivered,
     Dropped,
     Finished,
@@ -166,6 +167,8 @@ def _other(event: JournalEvent, issued: dict[CallPath, Issued], began: float, re
             detail = f"{event.action_id} {event.status}: {event.disposition}"
         case Restored():
             detail = f"environment {event.path}, generation {event.generation}: {event.reason}"
+        case Branched():
+            detail = f"until here it was its parent; now it is {event.identity.rollout_id}"
         case Tainted():
             detail = f"{event.path} met {event.fault.code}: {event.fault.message}"
         case Recovered():

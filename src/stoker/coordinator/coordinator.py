@@ -162,7 +162,7 @@ class Coordinator:
     @property
     def left(self) -> int:
         """Rollouts without an outcome."""
-        return self.parts.plan.total - self.keeper.spared - self.parts.figures.ended
+        return self.keeper.total - self.parts.figures.ended
 
     # --- admission ---------------------------------------------------------------------------
 
@@ -347,13 +347,13 @@ class Coordinator:
         admitted, finished = admitted_of(summary), finished_of(summary)
         if admitted.task.task_id not in self._tasks:
             return False
-        place = (admitted.task.task_id, admitted.index)
+        self.keeper.knows(admitted)
         if finished is None:
-            self._known.add(place)
+            self._known.add(admitted.place)
             return True
         self.flow.finished_seq[summary.rollout_id] = summary.seq
         if finished.outcome.reason != RESTARTED:
-            self._known.add(place)
+            self._known.add(admitted.place)
             self.parts.figures.finished(finished.outcome)
         self.keeper.counted(admitted, finished)
         return False
@@ -392,7 +392,7 @@ class Coordinator:
         """End an unfinished rollout of before a restart; its place is admitted anew."""
         self.flow.abandon(rollout, Outcome(kind=OutcomeKind.CANCELLED, reason=RESTARTED))
         self.parts.budget.ended(rollout)
-        self._known.discard((rollout.admitted.task.task_id, rollout.admitted.index))
+        self._known.discard(rollout.admitted.place)
 
     def _relaunch(self, rollout: ActiveRollout, standing: Standing) -> None:
         calls = rollout.calls.values()

@@ -7,6 +7,8 @@ the trainer's feed, where there is a trainer. Nothing here waits, save at the be
 import asyncio
 from collections.abc import Iterable
 
+import msgspec
+
 from stoker.broker.base import Ledger
 from stoker.coordinator.budget import Budget
 from stoker.coordinator.feed import GroupFeed
@@ -16,7 +18,7 @@ from stoker.coordinator.listing import admitted_of, finished_of, summaries
 from stoker.coordinator.plan import RESTARTED, Plan
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.model.events import Admitted, Finished
-from stoker.model.ids import group_id
+from stoker.model.ids import RolloutId, group_id
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.task import Task
 
@@ -32,6 +34,17 @@ class GroupKeeper:
         self.groups = self._no_groups()
         self.spared = 0
         """Rollouts that were never begun, since their groups were complete without them."""
+        self._branches: set[RolloutId] = set()
+
+    @property
+    def total(self) -> int:
+        """Rollouts that end some time or have: those of the plan that begin, and branches."""
+        return self._plan.total - self.spared + len(self._branches)
+
+    def knows(self, admitted: Admitted) -> None:
+        """Count a rollout that the plan has not begun: a branch."""
+        if admitted.branched is not msgspec.UNSET:
+            self._branches.add(admitted.rollout_id)
 
     async def begin(self, ledger: Ledger) -> None:
         """Go on where an earlier coordinator left: everything that ended has been counted."""
@@ -49,6 +62,8 @@ class GroupKeeper:
     def ended(self, rollout: ActiveRollout, outcome: Outcome, at: float) -> None:
         """Count a rollout that has its outcome now, at wall time ``at``."""
         self.budget.ended(rollout)
+        if rollout.rollout_id in self._branches:
+            return  # of no group that anybody waits for
         if not self.groups.ended(rollout.admitted, outcome, at=at, tokens=rollout.tokens):
             return
         if self._feed is not None:
@@ -110,5 +125,5 @@ class GroupKeeper:
 
 
 def _count(groups: Groups, admitted: Admitted, finished: Finished) -> None:
-    if finished.outcome.reason != RESTARTED:
+    if finished.outcome.reason != RESTARTED and admitted.branched is msgspec.UNSET:
         groups.ended(admitted, finished.outcome, at=finished.at)

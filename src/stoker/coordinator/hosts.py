@@ -169,6 +169,7 @@ class HostPool:
                 group_id=admitted.group_id,
                 at=admitted.at,
                 history=history,
+                became=rollout.became,
             )
         )
 

@@ -12,6 +12,7 @@ import msgspec
 from stoker.errors import InternalError
 from stoker.model.events import (
     Admitted,
+    Branched,
     Delivered,
     Dropped,
     Finished,
@@ -28,7 +29,7 @@ from stoker.model.faults import FaultRecord
 from stoker.model.generation import GenerateArguments, Generation
 from stoker.model.ids import CallPath
 from stoker.model.value import Value
-from stoker.rollout.messages import RecordedCall, RecordedResult, RecordedTurn, StartRollout
+from stoker.rollout.messages import Became, RecordedCall, RecordedResult, RecordedTurn, StartRollout
 
 Fetch = Callable[[Value], bytes]
 """Gives the content of a value."""
@@ -55,6 +56,10 @@ class Standing(msgspec.Struct, kw_only=True):
     """Wall time of the latest turn."""
     actions: int = 0
     finished: Finished | None = None
+    became: list[Became] = []
+    """Of a branch: who it was at first, and from which turn on it was another."""
+    shared: int = 0
+    """How many results were delivered to whoever it was branched off."""
 
 
 def rebuild(events: Iterable[JournalEvent], fetch: Fetch) -> Standing:
@@ -64,9 +69,14 @@ def rebuild(events: Iterable[JournalEvent], fetch: Fetch) -> Standing:
     if not isinstance(first, Admitted):
         raise InternalError("a journal does not begin with its admission")
     standing = Standing(admitted=first, seq=1, at=first.at)
+    if first.branched is not msgspec.UNSET:
+        standing.became.append(Became(turn=0, identity=first.branched.root))
     for event in iterator:
         standing.seq += 1
-        _apply(standing, event, fetch)
+        if isinstance(event, Branched):
+            _branch(standing, event)
+        else:
+            _apply(standing, event, fetch)
     return standing
 
 
@@ -81,6 +91,7 @@ def check_of(standing: Standing, turns: Sequence[RecordedTurn]) -> StartRollout:
         group_id=admitted.group_id,
         at=admitted.at,
         history=tuple(turns),
+        became=tuple(standing.became),
         checking=True,
     )
 
@@ -88,12 +99,7 @@ def check_of(standing: Standing, turns: Sequence[RecordedTurn]) -> StartRollout:
 def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
     match event:
         case Delivered():
-            standing.outstanding.pop(event.path, None)
-            standing.delivered.append(event)
-            content = None if event.value is None else fetch(event.value)
-            result = RecordedResult(path=event.path, value=content, fault=event.fault, at=event.at)
-            standing.turns.append(RecordedTurn(result=result, calls=()))
-            standing.at = event.at
+            _deliver(standing, event, fetch)
         case Issued():
             standing.issued_at[event.path] = standing.at
             standing.outstanding[event.path] = event
@@ -103,12 +109,14 @@ def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
                 path=event.path, verb=event.verb, digest=event.digest, arguments=event.arguments
             )
             turn = _current_turn(standing)
-            standing.turns[-1] = msgspec.structs.replace(turn, calls=(*turn.calls, call))
+            standing.turns[-1] = msgspec.structs.replace(
+                turn, calls=(*turn.calls, call), open=False
+            )
         case Withdrawn():
             standing.outstanding.pop(event.path, None)
             turn = _current_turn(standing)
             standing.turns[-1] = msgspec.structs.replace(
-                turn, withdrawn=(*turn.withdrawn, event.path)
+                turn, withdrawn=(*turn.withdrawn, event.path), open=False
             )
         case Dropped():
             standing.outstanding.pop(event.path, None)
@@ -121,9 +129,33 @@ def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
         case Reissued():
             standing.reissued.add(event.path)
         case Finished():
-            standing.finished = event
+            _finish(standing, event)
         case _:
             pass
+
+
+def _deliver(standing: Standing, event: Delivered, fetch: Fetch) -> None:
+    standing.outstanding.pop(event.path, None)
+    standing.delivered.append(event)
+    content = None if event.value is None else fetch(event.value)
+    result = RecordedResult(path=event.path, value=content, fault=event.fault, at=event.at)
+    is_open = len(standing.delivered) == standing.shared
+    standing.turns.append(RecordedTurn(result=result, calls=(), open=is_open))
+    standing.at = event.at
+
+
+def _branch(standing: Standing, event: Branched) -> None:
+    became = Became(turn=len(standing.turns), identity=event.identity)
+    standing.became.append(became)
+    standing.shared = len(standing.delivered) + 1  # the next one too
+    standing.actions = 0
+    standing.at = event.identity.at
+
+
+def _finish(standing: Standing, event: Finished) -> None:
+    standing.finished = event
+    if standing.turns:
+        standing.turns[-1] = msgspec.structs.replace(standing.turns[-1], open=False)
 
 
 def _current_turn(standing: Standing) -> RecordedTurn:

@@ -54,14 +54,17 @@ class Resumer:
         rollout.tainted = dict(standing.tainted)
         rollout.resumed = 1
         rollout.actions = standing.actions
-        rollout.attempts = sum(delivered.attempt for delivered in standing.delivered)
-        rollout.run_seconds = sum(delivered.run_seconds for delivered in standing.delivered)
+        rollout.became = tuple(standing.became)
+        own = standing.delivered[standing.shared :]  # what a branch shares has been counted
+        rollout.attempts = sum(delivered.attempt for delivered in own)
+        rollout.run_seconds = sum(delivered.run_seconds for delivered in own)
+        paths = {delivered.path for delivered in own}
         rollout.reissued = set(standing.reissued)
         for path, arguments in generations(standing, self._artifacts.get):
             rollout.history.issue(path, arguments)
         for path, generation in returned(standing, self._artifacts.get):
             rollout.history.returned(path, generation)
-            rollout.tokens += generation.token_count
+            rollout.tokens += generation.token_count * (path in paths)
             rollout.policy_versions.update(span.policy_version for span in generation.spans)
         now = self._clock.monotonic()
         for issued in standing.outstanding.values():
@@ -94,10 +97,12 @@ class Resumer:
                 continue
             opening = rollout.calls.get(issued.path) or self._call(issued, 0.0)
             rollout.environments[issued.path] = opened(rollout.rollout_id, opening, self._workers)
-        for delivered in standing.delivered:
+        for place, delivered in enumerate(standing.delivered):
             issued = standing.issued[delivered.path]
             if issued.verb is Verb.ENVIRONMENT and delivered.fault is None:
-                rollout.environments[issued.path].holder = delivered.worker_id
+                # Nobody holds what a branch has of its parent: its first action has it rebuilt.
+                held = place >= standing.shared
+                rollout.environments[issued.path].holder = delivered.worker_id if held else None
             elif issued.verb is Verb.CHECKPOINT and delivered.value is not None:
                 self._keep(rollout, issued, delivered.value)
             elif issued.verb in {Verb.RUN, Verb.WRITE} and delivered.changed:

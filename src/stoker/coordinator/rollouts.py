@@ -17,7 +17,7 @@ from stoker.model.events import Admitted
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import ActionId, CallPath, RolloutId
 from stoker.model.value import Value
-from stoker.rollout.messages import HostCall
+from stoker.rollout.messages import Became, HostCall
 
 
 @dataclass(slots=True)
@@ -89,6 +89,8 @@ class ActiveRollout:
     timeout: asyncio.TimerHandle | None = None
     finished: bool = False
     reissued: set[CallPath] = field(default_factory=set)
+    became: tuple[Became, ...] = ()
+    """Who it was; empty unless it is a branch."""
 
     @property
     def rollout_id(self) -> RolloutId:

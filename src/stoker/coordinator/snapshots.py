@@ -82,7 +82,7 @@ class Snapshots:
             state=self._coordinator.state,
             seconds=self._parts.clock.monotonic() - self._began,
             tasks_total=len(self._parts.plan.tasks),
-            rollouts_total=self._parts.plan.total - self._coordinator.keeper.spared,
+            rollouts_total=self._coordinator.keeper.total,
             rollouts_active=len(self._coordinator.flow.active),
             admission_target=self._parts.admission.target(),
             outcomes=dict(figures.outcomes),

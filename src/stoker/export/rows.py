@@ -159,7 +159,7 @@ def rows_of(rollout: FinishedRollout, fetch: Fetch, facts: RunFacts) -> Iterator
     }
     calls = model_calls(rollout.standing, fetch)
     history = _history(calls)
-    found = segments(calls)
+    found = [one for one in segments(calls) if not all(call.shared for call in one.calls)]
     for number, segment in enumerate(found):
         place: dict[str, Any] = {"segment": number, "segments": len(found)}
         yield Row(**common, **place, **_texts(segment, history), **token_columns(segment))
@@ -175,7 +175,8 @@ def token_columns(segment: Segment) -> dict[str, Any]:
     kind = _kind(segment)
     logprobs = bytearray(len(ids))
     spans: list[VersionSpan] = []
-    for call in segment.calls if known else ():
+    own = [call for call in segment.calls if not call.shared]
+    for call in own if known else ():
         generation = call.generation
         start = len(generation.prompt_ids) // _TOKEN_BYTES
         mask[start : start + generation.token_count] = b"\1" * generation.token_count
@@ -186,7 +187,7 @@ def token_columns(segment: Segment) -> dict[str, Any]:
             VersionSpan(span.policy_version, start + span.start, start + span.end)
             for span in generation.spans
         ]
-    first = segment.calls[0].generation
+    first = own[0].generation
     return {
         "token_ids": array("i", ids),
         "mask": bytes(mask),

@@ -37,6 +37,8 @@ class ModelCall(msgspec.Struct, frozen=True, kw_only=True):
     arguments: GenerateArguments
     generation: Generation
     latency_seconds: float
+    shared: bool = False
+    """Sampled by whoever this rollout was branched off: prompt here."""
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +77,7 @@ def model_calls(standing: Standing, fetch: Fetch) -> list[ModelCall]:
         ArtifactDamaged: a model call's record cannot be read.
     """
     answers = dict(returned(standing, fetch))
+    shared = {one.path for one in standing.delivered[: standing.shared]}
     latencies = {one.path: one.latency_seconds for one in standing.delivered}
     return [
         ModelCall(
@@ -83,6 +86,7 @@ def model_calls(standing: Standing, fetch: Fetch) -> list[ModelCall]:
             arguments=arguments,
             generation=answers[path],
             latency_seconds=latencies[path],
+            shared=path in shared,
         )
         for step, (path, arguments) in enumerate(generations(standing, fetch))
         if path in answers

@@ -33,6 +33,33 @@ class Verb(StrEnum):
     """The clock of ``ctx.timeout``; resumes at once, fires later."""
 
 
+class Identity(msgspec.Struct, frozen=True, kw_only=True):
+    """What a program can see of who it is."""
+
+    rollout_id: RolloutId
+    group_id: GroupId
+    index: int
+    epoch: str
+    at: float
+    """Wall time at which it was admitted, or branched off."""
+
+
+class BranchedFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose past a branched rollout shares, and how much of it."""
+
+    parent: RolloutId
+    step: int
+    """Model calls that are shared."""
+    entries: int
+    """Entries of the parent's journal that are shared."""
+    digest: str
+    """Of those entries (``model.value.content_digest`` of all together)."""
+    generation: int
+    """Branches between it and a rollout that the run itself began."""
+    root: Identity
+    """Of the rollout at the beginning of that line: the program was this one at first."""
+
+
 class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
     """The rollout exists; everything that fixes its behaviour."""
 
@@ -57,6 +84,13 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
     timeout_seconds: float
     policy_digests: dict[str, str] = {}
     """Worker class → digest of its execution policy; empty in journals that do not say."""
+    branched: BranchedFrom | msgspec.UnsetType = msgspec.UNSET
+    """Unset: the run itself began it."""
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Task and index among those that the run itself begins; a branch takes none of these."""
+        return self.task.task_id, self.index if self.branched is msgspec.UNSET else -1
 
 
 class Issued(msgspec.Struct, frozen=True, kw_only=True, tag="issued"):
@@ -130,6 +164,13 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True, tag="restored"):
     reason: str
 
 
+class Branched(msgspec.Struct, frozen=True, kw_only=True, tag="branched"):
+    """What stands before is shared with the parent; the next result is, what follows it is not."""
+
+    identity: Identity
+    """The program's from here on."""
+
+
 class Reissued(msgspec.Struct, frozen=True, kw_only=True, tag="reissued"):
     """A model call or action in flight at a crash was sent again."""
 
@@ -170,6 +211,7 @@ JournalEvent = (
     | Withdrawn
     | Late
     | Restored
+    | Branched
     | Reissued
     | Tainted
     | Recovered

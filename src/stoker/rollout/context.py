@@ -57,17 +57,17 @@ class Context:
     @property
     def rollout_id(self) -> RolloutId:
         """Identity of this rollout."""
-        return self._trampoline.start.rollout_id
+        return self._trampoline.identity.rollout_id
 
     @property
     def group_id(self) -> str:
         """Identity of the group of rollouts of the same task."""
-        return self._trampoline.start.group_id
+        return self._trampoline.identity.group_id
 
     @property
     def index(self) -> int:
         """Which rollout of its group this is, from 0."""
-        return self._trampoline.start.index
+        return self._trampoline.identity.index
 
     # --- the model -------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ travel in between; a second result for the same rollout is sent only after the t
 
 import msgspec
 
-from stoker.model.events import Verb
+from stoker.model.events import Identity, Verb
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import CallPath, RolloutId
 from stoker.model.task import Task
@@ -52,6 +52,16 @@ class RecordedTurn(msgspec.Struct, frozen=True, kw_only=True):
     result: RecordedResult | None
     calls: tuple[RecordedCall, ...]
     withdrawn: tuple[CallPath, ...] = ()
+    open: bool = False
+    """The last result that a branch shares: what follows it is still to be asked for."""
+
+
+class Became(msgspec.Struct, frozen=True, kw_only=True):
+    """Who a branched rollout is from one turn on."""
+
+    turn: int
+    """Its place in the history; the length of it: after all of it."""
+    identity: Identity
 
 
 class StartRollout(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
@@ -59,7 +69,8 @@ class StartRollout(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
     Answered by one ``Turn``: with an empty ``history`` the calls of the first turn; otherwise an
     empty turn once the program stands where it stood (or the outcome it reached there), or by
-    ``Differed``. Turns are journalled whole, so a history never ends inside one.
+    ``Differed``. Turns are journalled whole, so a history never ends inside one, save at the result
+    at which a branch begins (``open``): the turn tells what follows from it.
     """
 
     rollout_id: RolloutId
@@ -69,6 +80,8 @@ class StartRollout(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
     group_id: str
     at: float
     history: tuple[RecordedTurn, ...] = ()
+    became: tuple[Became, ...] = ()
+    """Rising by turn; empty unless it is a branch."""
     checking: bool = False
     """Nothing comes of it but turns: ``ctx.local`` functions are not run either."""
 

@@ -24,8 +24,8 @@ from stoker.errors import (
     VerbMisused,
     from_record,
 )
-from stoker.model.events import Verb
-from stoker.model.ids import CallPath
+from stoker.model.events import Identity, Verb
+from stoker.model.ids import CallPath, GroupId
 from stoker.model.value import canonical_bytes
 from stoker.rollout import guard
 from stoker.rollout.arguments import decode_arguments
@@ -72,6 +72,7 @@ class Trampoline:
         "current",
         "epoch",
         "evicting",
+        "identity",
         "now",
         "outcome",
         "program",
@@ -82,6 +83,14 @@ class Trampoline:
     def __init__(self, program: Rollout, start: StartRollout) -> None:
         self.start = start
         self.program = program
+        self.identity = Identity(
+            rollout_id=start.rollout_id,
+            group_id=GroupId(start.group_id),
+            index=start.index,
+            epoch=start.epoch,
+            at=start.at,
+        )
+        """Who the program is now: until its branch point a branch is who it was branched off."""
         self.epoch = start.epoch
         self.now = start.at
         self.evicting = False
@@ -103,12 +112,17 @@ class Trampoline:
         Raises:
             NonDeterministicRollout: the program differs from its history; close this object.
         """
+        self._become(0)
         if not self.start.history:
             self._start_root()
             self._run()
             return self._turn()
         number = 0
-        for turn in self.start.history:
+        for place, turn in enumerate(self.start.history):
+            self._become(place)
+            if turn.open and turn.result is not None:
+                self._check = None
+                return self.deliver(turn.result)
             self._check = TurnCheck(turn, number=number)
             number += len(turn.calls)
             if turn.result is None:
@@ -120,6 +134,7 @@ class Trampoline:
             self._check.complete(withdrawn, self.standing)
             self._log.begin(self._tree)
         self._check = None
+        self._become(len(self.start.history))
         return self._turn()
 
     def deliver(self, result: Deliver | RecordedResult) -> Turn:
@@ -157,6 +172,14 @@ class Trampoline:
         for scope in self._tree.scopes:
             if scope.randomness is not None:
                 scope.randomness.rekey(epoch)
+
+    def _become(self, turn: int) -> None:
+        """Follow the identity that begins with ``turn``, where one does."""
+        for became in self.start.became:
+            if became.turn == turn:
+                self.identity = became.identity
+                self.rekey(became.identity.epoch)
+                self.now = became.identity.at
 
     def standing(self) -> str:
         """Return the line where the program waits; its root scope's where several wait."""

@@ -1,0 +1,179 @@
+"""``stoker branch``: new rollouts that share the past of one that is there."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import typer
+
+from stoker.broker.base import Append, AppendBatch, Attach, Ledger
+from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
+from stoker.cli.output import answers, counted, write_json
+from stoker.cli.text import cell
+from stoker.coordinator.record import RunDirectory, find_run
+from stoker.errors import BadInput
+from stoker.model.events import Admitted, JournalEvent, encode_event
+from stoker.model.ids import RolloutId, RunId
+
+COUNT_MAX = 1024
+
+
+class Branches(msgspec.Struct, frozen=True, kw_only=True):
+    """What was made."""
+
+    run_id: RunId
+    parent: RolloutId
+    step: int
+    """Model calls they share."""
+    asked_step: int
+    rollouts: tuple[RolloutId, ...]
+
+
+def branch(
+    run: RunArgument,
+    rollout: Annotated[
+        str, typer.Argument(metavar="ROLLOUT", help="Its id, the beginning of it, or its task.")
+    ],
+    at_step: Annotated[
+        int,
+        typer.Option("--at-step", metavar="K", help="How many model calls the branches share."),
+    ],
+    count: Annotated[
+        int,
+        typer.Option("--count", metavar="N", min=1, max=COUNT_MAX, help="How many branches."),
+    ] = 1,
+    runs: RunsOption = RUNS_DIRECTORY,
+    as_json: JsonOption = False,
+) -> None:
+    """Make new rollouts that share another's past up to one of its steps.
+
+    They share its first K model calls and everything up to the last result before
+    the next one; that one is sampled anew, by seeds of their own. Nothing of the
+    past is run again but actions in its environments, which are had again from
+    their last checkpoint or baseline. Where other calls were outstanding at that
+    step, the nearest one before it is taken, and said. The run must not be
+    running; resume it to run the branches.
+
+    Examples:
+      stoker branch run_1a2b HumanEval/7 --at-step 2 --count 16
+      stoker run repair.py --tasks t.jsonl --model sim:gpu.toml --resume run_1a2b
+
+    Exit codes:
+      0    made, on disk; resume the run
+      1    the ledger cannot be reached
+      2    no such run, rollout or step, it is running, or its environments cannot
+           be had again; nothing was changed
+      130  interrupted
+    """
+    directory = find_run(run, runs)
+    if directory.record.partition_count > 1:
+        raise BadInput(
+            f"run {directory.record.run_id} is divided, and rollouts of divided runs cannot be "
+            "branched yet; nothing was changed"
+        )
+    from stoker.coordinator.sharing import parts_of
+
+    (part,) = parts_of(directory)
+    with part.owned():
+        made = asyncio.run(_make(directory, rollout, at_step, count))
+    if as_json:
+        write_json(made)
+        return
+    moved = "" if made.step == at_step else f" (the nearest before {at_step})"
+    what = f"{counted(count, 'branch')}".replace("branchs", "branches")
+    answers().print(
+        cell(f"{what} of {made.parent} at step {made.step}{moved}: {', '.join(made.rollouts)}"),
+        soft_wrap=True,
+    )
+    answers().print(cell(f"run them with: stoker run … --resume {made.run_id}"), soft_wrap=True)
+
+
+async def _make(run: RunDirectory, name: str, step: int, count: int) -> Branches:
+    from stoker.cli.ledger_access import all_rollouts, journal_of, ledger_of
+    from stoker.cli.show import chosen, row_of
+    from stoker.coordinator.branching import branch_of, point_at
+    from stoker.coordinator.listing import admitted_of
+    from stoker.coordinator.partition import WHOLE
+    from stoker.seams.clock import SystemClock
+    from stoker.seams.entropy import fresh_id
+
+    run_id = run.record.run_id
+    async with ledger_of(run) as ledger:
+        known = await all_rollouts(ledger, run_id)
+        parent = RolloutId(chosen([row_of(one) for one in known], name).rollout_id)
+        events = await journal_of(ledger, run_id, parent)
+        point = point_at(events, step)
+        there = {admitted_of(one).rollout_id for one in known}
+        at = SystemClock().now().wall
+        journals: dict[RolloutId, list[JournalEvent]] = {}
+        number = 0
+        while len(journals) < count:
+            journal = branch_of(events, point, number, at)
+            rollout_id = _id_of(journal)
+            number += 1
+            if rollout_id not in there:
+                journals[rollout_id] = journal
+        await _require_environments(run, ledger, journal)
+        attached = await ledger.attach(
+            Attach(run_id=run_id, partition=WHOLE.name, incarnation=fresh_id("crd_"))
+        )
+        for rollout_id, journal in journals.items():
+            append = Append(
+                rollout_id=rollout_id,
+                expected_seq=0,
+                events=tuple(map(encode_event, journal)),
+            )
+            await ledger.append(
+                AppendBatch(
+                    run_id=run_id,
+                    partition=WHOLE.name,
+                    fence=attached.fence,
+                    appends=(append,),
+                    sync=True,
+                )
+            )
+    return Branches(
+        run_id=run_id,
+        parent=parent,
+        step=point.step,
+        asked_step=step,
+        rollouts=tuple(journals),
+    )
+
+
+def _id_of(journal: Sequence[JournalEvent]) -> RolloutId:
+    admitted = journal[0]
+    assert isinstance(admitted, Admitted), "a journal begins with its admission"
+    return admitted.rollout_id
+
+
+async def _require_environments(
+    run: RunDirectory, ledger: Ledger, journal: Sequence[JournalEvent]
+) -> None:
+    """Refuse a branch whose environments cannot be had again.
+
+    Raises:
+        BadInput: the caller's: one cannot.
+    """
+    from stoker.config.tree import WorkerSettings
+    from stoker.coordinator.rebuild import rebuild
+    from stoker.coordinator.resuming import Resumer
+    from stoker.journal.artifacts import ArtifactStore
+    from stoker.model.events import Verb
+    from stoker.seams.clock import SystemClock
+
+    artifacts = ArtifactStore(run.artifacts)
+    workers = WorkerSettings.model_validate(run.record.settings.get("workers", {}))
+    standing = rebuild(journal, artifacts.get)
+    rollout = await Resumer(ledger, artifacts, SystemClock(), workers).revive(standing)
+    for delivered in standing.delivered:
+        opens = standing.issued[delivered.path].verb is Verb.ENVIRONMENT
+        if not opens or delivered.fault is not None:
+            continue
+        if not rollout.environments[delivered.path].restorable():
+            raise BadInput(
+                f"environment {delivered.path} cannot be had again at that step: an action in it "
+                "is not replayable and no checkpoint came after; nothing was branched; name "
+                "another step, or keep checkpoints in the program"
+            )

@@ -1,0 +1,139 @@
+"""``stoker branch``: rollouts that share a past, with nothing of it run twice."""
+
+import json
+import signal
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.model.events import Restored
+from support import runs_errands as errands
+from support.runs import Rig, rig
+from support.runs_records import read
+
+PROGRAM = """
+import stoker
+
+SENT = 'printf "%s\\n" "$2" >> "$1"'
+
+
+@stoker.rollout(version="1", boxes=2, timeout="5m")
+async def walk(ctx, task):
+    say = task.data
+    box = await ctx.environment("python", files={"kept": ""})
+    chat = ctx.chat(f"walk of {ctx.rollout_id} {ctx.index} {ctx.now()}")
+    held = ctx.random
+    told = ""
+    for step in range(3):
+        turn = await ctx.generate(chat)
+        chat.user("on")
+        word = f"{step}:{turn.text[:6]}:{held.randrange(10**6)}:{ctx.new_id()[-6:]}."
+        told += word
+        await box.run(["sh", "-c", 'printf %s "$1" >> kept', "sh", word], replayable=say["again"])
+        argv = ["sh", "-c", SENT, "sh", say["log"], f"{step} {ctx.rollout_id} {word}"]
+        await ctx.call(argv, effect="external")
+    seen = (await box.run(["cat", "kept"])).text
+    assert seen == told, (seen, told)
+    return stoker.Score(1.0, metrics={"drawn": float(held.randrange(10**6))})
+"""
+
+
+def run_of(folder: Path, *, again: bool = True) -> AbstractContextManager[Rig]:
+    return rig(
+        folder,
+        program=PROGRAM,
+        model=errands.MODEL,
+        tasks=[{"task_id": "walk", "data": {"log": str(folder / "tools.log"), "again": again}}],
+    )
+
+
+def stoker(one: Rig, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "stoker.cli.main", *arguments]
+    command += ["--runs", str(one.folder / "runs")]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def branched(one: Rig, step: int, count: int, name: str = "walk") -> Any:
+    run = one.run.path.name
+    where = ("--at-step", str(step), "--count", str(count), "--json")
+    ended = stoker(one, "branch", run, name, *where)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "coordinator.append.after=kill@2",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in (
+                "",
+                "coordinator.turned=kill@1",
+                "coordinator.append.before=kill@1",
+                "coordinator.append.after=kill@4",
+                "coordinator.deliver.after=kill@2",
+            )
+        ),
+    ],
+)
+def test_branches_share_the_past_and_nothing_after(tmp_path: Path, fault: str) -> None:
+    with run_of(tmp_path) as one:
+        one.start()
+        one.finish()
+        (parent,) = read(one.run.path).every
+        made = branched(one, 1, 2)
+        assert (made["parent"], made["step"]) == (parent.rollout_id, 1)
+        one.start(fault=fault)
+        if fault:
+            assert one.ended() == -signal.SIGKILL, one.said()
+            one.start()
+        one.finish()
+        every = {record.rollout_id: record for record in read(one.run.path).every}
+        assert set(every) == {parent.rollout_id, *made["rollouts"]}
+        assert [record.outcome.reward for record in every.values()] == [1.0, 1.0, 1.0]
+        drawn = {record.outcome.metrics["drawn"] for record in every.values()}
+        assert len(drawn) == 3, "each draws for itself after the branch point"
+        sent = [line.split() for line in one.lines()]
+        assert sorted(step for step, *_ in sent) == ["0", "1", "1", "1", "2", "2", "2"], sent
+        words = [word for step, _, word in sent if step == "1"]
+        assert len(set(words)) == 3, "each samples for itself"
+        assert {who for step, who, _ in sent if step == "2"} == set(every)
+        for name in made["rollouts"]:
+            restored = [e for e in every[name].events if isinstance(e, Restored)]
+            assert len(restored) == 1, "its environment was had again once"
+        replayed = stoker(one, "replay", one.run.path.name, "--every-prefix")
+        assert replayed.returncode == 0, replayed.stdout
+        assert one.report()["snapshot"]["rollouts_total"] == 3
+        deeper = branched(one, 2, 1, made["rollouts"][0])
+        one.start()
+        one.finish()
+        tree = json.loads(
+            stoker(one, "show", one.run.path.name, *deeper["rollouts"], "--tree", "--json").stdout
+        )
+        assert tree["branched"]["parent"] == made["rollouts"][0]
+        assert tree["branched"]["generation"] == 2
+        assert tree["branched"]["root"]["rollout_id"] == parent.rollout_id
+        (environment,) = tree["environments"]
+        assert environment["rebuilt"] == 1
+        assert stoker(one, "replay", one.run.path.name, "--every-prefix").returncode == 0
+
+
+def test_what_cannot_be_branched_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    with run_of(tmp_path, again=False) as one:
+        one.start()
+        one.finish()
+        run = one.run.path.name
+        for step, says in ((3, "steps 0 to 2"), (-1, "steps 0 to 2"), (1, "cannot be had again")):
+            refused = stoker(one, "branch", run, "walk", "--at-step", str(step))
+            assert refused.returncode == 2, refused
+            assert says in " ".join(refused.stderr.split()), refused.stderr
+        assert len(read(one.run.path).every) == 1, "nothing was done"
+        assert branched(one, 0, 1)["step"] == 0
+        one.start()
+        one.finish()
+        assert [record.outcome.reward for record in read(one.run.path).every] == [1.0, 1.0]
