@@ -2,7 +2,8 @@
 
 One call of ``run`` is one group: all requests that are there, then the passing of time, then the
 polls that became answerable, then one commit, then every reply. A request that breaks the service
-(a bug of ours) is answered with an internal error; its neighbours are carried out without it.
+(a bug of ours) is answered with an internal error, one that its store cannot hold with a refusal;
+its neighbours are carried out without it.
 """
 
 import logging
@@ -22,8 +23,8 @@ from stoker.broker.base import (
 )
 from stoker.broker.operating import OUTSIDE_GROUPS
 from stoker.broker.service import LedgerService, NotYet, Reply
-from stoker.broker.store import StorageConflict, StorageFull, StorageLost
-from stoker.errors import InternalError, LedgerStorageFailed, StokerError
+from stoker.broker.store import StorageConflict, StorageFull, StorageLost, StorageUnfit
+from stoker.errors import InternalError, LedgerRefused, LedgerStorageFailed, StokerError
 from stoker.seams.clock import Instant
 from stoker.seams.faultpoints import declare, reach
 
@@ -85,15 +86,14 @@ class Exchange:
             raise  # the disk can no longer be believed: no reply, the owner ends and reopens
         except Exception as error:  # a named boundary: one bad request must not end the ledger
             self.service.rollback(now)
-            _log.exception("one of %d requests broke the ledger", len(group))
+            if not isinstance(error, StorageUnfit):
+                _log.exception("one of %d requests broke the ledger", len(group))
             if len(group) != 1:
                 if not group:
                     raise
                 kept_each = [self.run((pending,), now) for pending in group]
                 return all(kept_each)
-            answers = [
-                (group[0], InternalError(f"the ledger could not carry out a request: {error!r}"))
-            ]
+            answers = [(group[0], _refusal(error))]
         reach(REPLY_BEFORE)
         for pending, answer in answers:
             self._waiting.pop(pending, None)
@@ -215,6 +215,15 @@ def nothing_for(request: Request) -> Reply:
     if isinstance(request, TicketsRequest):
         return TicketsReply(tickets=(), mark=request.mark)
     return EventsReply(events=()) if isinstance(request, EventsRequest) else LeaseReply()
+
+
+def _refusal(error: Exception) -> StokerError:
+    if isinstance(error, StorageUnfit):
+        return LedgerRefused(
+            f"{error}, and an id or name of this request has one; nothing was changed; send it "
+            "without"
+        )
+    return InternalError(f"the ledger could not carry out a request: {error!r}")
 
 
 def _no_room(error: StorageFull) -> LedgerStorageFailed:

@@ -366,3 +366,7 @@ class StorageConflict(Exception):
 
 class StorageLost(Exception):
     """The store is out of reach; whether the open transaction is durable is not known."""
+
+
+class StorageUnfit(Exception):
+    """A request names something that this store cannot hold; nothing of the group was kept."""

@@ -15,7 +15,7 @@ from stoker.broker.books import COUNTER_BITS
 from stoker.broker.postgres.connection import Db, ledger_key
 from stoker.broker.postgres.promises import advice
 from stoker.broker.postgres.wire import Answer, Result, Wire
-from stoker.broker.store import StorageConflict, StorageFull, StorageLost
+from stoker.broker.store import StorageConflict, StorageFull, StorageLost, StorageUnfit
 from stoker.seams.faultpoints import declare, reach
 
 COMMIT_BEFORE = declare("gateway.commit.before", "a gateway's group is about to commit")
@@ -182,6 +182,8 @@ def _translated() -> Iterator[None]:
         raise StorageFull(str(error)) from error
     except _IN_THE_WAY as error:
         raise StorageConflict(str(error)) from error
+    except errors.CharacterNotInRepertoire as error:
+        raise StorageUnfit("PostgreSQL keeps no text with a NUL in it") from error
     except psycopg.OperationalError as error:
         raise StorageLost(" ".join(str(error).split())) from None
 
