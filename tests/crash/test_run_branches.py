@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from stoker.cli.summaries import inline_only
+from stoker.cli.tree import lineage
 from stoker.model.events import Delivered, Issued, Restored, Verb
 from support import needs
 from support import runs_errands as errands
@@ -77,9 +79,19 @@ def test_branches_go_their_own_ways(tmp_path: Path, isolation: str) -> None:
         one.start()
         one.finish()
         assert seen(one) == (1.0, 4, 0)
+        (record,) = read(one.run.path).every
+        told = lineage(record.events, inline_only)
+        root, left, right, deep = told.environments
+        assert [each.generation for each in told.environments] == [0, 1, 1, 2]
+        assert (left.parent, right.parent, deep.parent) == (root.path, root.path, left.path)
+        assert (root.began_from, root.checkpoints[0].parent) == ("", root.baseline_digest)
+        assert left.began_from == right.began_from == root.checkpoints[0].digest
+        (kept,) = left.checkpoints
+        assert (deep.began_from, kept.parent) == (kept.digest, left.began_from)
         assert one.report()["snapshot"]["boxes_leaked"] == 0
 
 
+@pytest.mark.slow
 def test_branches_outlive_their_worker_from_the_checkpoint_they_began_at(tmp_path: Path) -> None:
     held, go = tmp_path / "held", tmp_path / "go"
     with run_of(tmp_path, data={"held": str(held), "go": str(go)}) as one:
@@ -98,22 +110,18 @@ def test_branches_outlive_their_worker_from_the_checkpoint_they_began_at(tmp_pat
         assert one.report()["snapshot"]["boxes_leaked"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("point", "count"),
     [
+        ("coordinator.append.before", 4),
+        ("coordinator.append.before", 5),
+        ("coordinator.append.after", 4),
         ("coordinator.append.after", 5),  # the branches are asked for
-        *(
-            pytest.param(*which, marks=pytest.mark.slow)
-            for which in (
-                ("coordinator.append.before", 4),
-                ("coordinator.append.before", 5),
-                ("coordinator.append.after", 4),
-                ("coordinator.turned", 5),
-                ("coordinator.deliver.after", 5),
-                ("box.state.named", 1),
-                ("box.state.named", 2),
-            )
-        ),
+        ("coordinator.turned", 5),
+        ("coordinator.deliver.after", 5),
+        ("box.state.named", 1),
+        ("box.state.named", 2),
     ],
 )
 def test_a_kill_around_a_branch_changes_nothing(tmp_path: Path, point: str, count: int) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stoker.coordinator.sharing import parts_of
 from stoker.model.events import Restored
 from support import runs_errands as errands
 from support.runs import Rig, rig
@@ -109,6 +110,8 @@ def test_branches_share_the_past_and_nothing_after(tmp_path: Path, fault: str) -
         replayed = stoker(one, "replay", one.run.path.name, "--every-prefix")
         assert replayed.returncode == 0, replayed.stdout
         assert one.report()["snapshot"]["rollouts_total"] == 3
+        checked = stoker(one, "ledger", "check", "--run", one.run.path.name)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
         deeper = branched(one, 2, 1, made["rollouts"][0])
         one.start()
         one.finish()
@@ -132,8 +135,45 @@ def test_what_cannot_be_branched_is_refused_in_a_sentence(tmp_path: Path) -> Non
             refused = stoker(one, "branch", run, "walk", "--at-step", str(step))
             assert refused.returncode == 2, refused
             assert says in " ".join(refused.stderr.split()), refused.stderr
+        refused = stoker(one, "show", run, "--tree")
+        assert (refused.returncode, "name it after the run" in refused.stderr) == (2, True)
+        (part,) = parts_of(one.run)
+        with part.owned():
+            refused = stoker(one, "branch", run, "walk", "--at-step", "0")
+            assert (refused.returncode, "owned by living" in refused.stderr) == (2, True)
         assert len(read(one.run.path).every) == 1, "nothing was done"
         assert branched(one, 0, 1)["step"] == 0
         one.start()
         one.finish()
         assert [record.outcome.reward for record in read(one.run.path).every] == [1.0, 1.0]
+
+
+@pytest.mark.slow
+def test_a_rollout_that_was_stopped_is_branched_and_both_go_on(tmp_path: Path) -> None:
+    with run_of(tmp_path) as one:
+        one.start(fault="coordinator.append.after=kill@7")
+        assert one.ended() == -signal.SIGKILL
+        made = branched(one, 0, 2)
+        assert made["step"] == 0, "its first step alone may have been reached"
+        one.start()
+        one.finish()
+        outcomes = [record.outcome.reward for record in read(one.run.path).every]
+        assert outcomes == [1.0, 1.0, 1.0]
+        assert stoker(one, "replay", one.run.path.name, "--every-prefix").returncode == 0
+
+
+@pytest.mark.slow
+def test_a_restart_with_another_program_ends_branches_for_good(tmp_path: Path) -> None:
+    with run_of(tmp_path) as one:
+        one.start()
+        one.finish()
+        (name,) = branched(one, 1, 1)["rollouts"]
+        one.program.write_text(PROGRAM.replace('"on"', '"on and on"'))
+        one.start()
+        assert one.ended() == 2, "another program"
+        one.start("--changed", "restart")
+        one.finish()
+        outcomes = {record.rollout_id: record.outcome for record in read(one.run.path).every}
+        assert outcomes[name].kind == "cancelled"
+        one.start("--changed", "restart")
+        one.finish()

@@ -347,7 +347,7 @@ class Coordinator:
         admitted, finished = admitted_of(summary), finished_of(summary)
         if admitted.task.task_id not in self._tasks:
             return False
-        self.keeper.knows(admitted)
+        self.keeper.knows(admitted, finished)
         if finished is None:
             self._known.add(admitted.place)
             return True
@@ -391,7 +391,7 @@ class Coordinator:
     def _restart(self, rollout: ActiveRollout) -> None:
         """End an unfinished rollout of before a restart; its place is admitted anew."""
         self.flow.abandon(rollout, Outcome(kind=OutcomeKind.CANCELLED, reason=RESTARTED))
-        self.parts.budget.ended(rollout)
+        self.keeper.restarted(rollout)
         self._known.discard(rollout.admitted.place)
 
     def _relaunch(self, rollout: ActiveRollout, standing: Standing) -> None:

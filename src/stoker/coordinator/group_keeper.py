@@ -41,10 +41,16 @@ class GroupKeeper:
         """Rollouts that end some time or have: those of the plan that begin, and branches."""
         return self._plan.total - self.spared + len(self._branches)
 
-    def knows(self, admitted: Admitted) -> None:
+    def knows(self, admitted: Admitted, finished: Finished | None) -> None:
         """Count a rollout that the plan has not begun: a branch."""
-        if admitted.branched is not msgspec.UNSET:
+        restarted = finished is not None and finished.outcome.reason == RESTARTED
+        if admitted.branched is not msgspec.UNSET and not restarted:
             self._branches.add(admitted.rollout_id)
+
+    def restarted(self, rollout: ActiveRollout) -> None:
+        """Settle a rollout of before a restart; nothing takes the place of a branch."""
+        self.budget.ended(rollout)
+        self._branches.discard(rollout.rollout_id)
 
     async def begin(self, ledger: Ledger) -> None:
         """Go on where an earlier coordinator left: everything that ended has been counted."""
