@@ -87,7 +87,7 @@ def _told(**changes: Any) -> dict[str, Any]:
     given: dict[str, Any] = {
         "root": "/r", "binds": [Bind("/a", "/b"), Bind("/c", "/d", writable=True, deep=True)],
         "argv": ["true"], "environment": {"A": "b"}, "user": 1000, "masks": ["/proc/keys"],
-        "seccomp": profile("x86_64"), **changes,
+        "directory": "/workspace", "seccomp": profile("x86_64"), **changes,
     }  # fmt: skip
     return json.loads(specification(Container(**given)))  # type: ignore[no-any-return]
 
