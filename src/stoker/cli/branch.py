@@ -57,7 +57,7 @@ def branch(
 
     Examples:
       stoker branch run_1a2b HumanEval/7 --at-step 2 --count 16
-      stoker run repair.py --tasks t.jsonl --model sim:gpu.toml --resume run_1a2b
+      stoker branch run_1a2b rol_0f3c --at-step 0 --json
 
     Exit codes:
       0    made, on disk; resume the run
