@@ -62,8 +62,7 @@ def branch(
     Exit codes:
       0    made, on disk; resume the run
       1    the ledger cannot be reached
-      2    no such run, rollout or step, it is running, or its environments cannot
-           be had again; nothing was changed
+      2    no such run or step, it is running, or a box is not to be had again
       130  interrupted
     """
     directory = find_run(run, runs)
