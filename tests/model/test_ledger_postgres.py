@@ -9,7 +9,6 @@ from typing import Any
 import psycopg
 import pytest
 
-from stoker.broker import counts
 from stoker.broker.base import (
     Append,
     AppendBatch,
@@ -30,21 +29,18 @@ from stoker.broker.base import (
     LedgerLimits,
     StartRequest,
 )
-from stoker.broker.core import accepted
-from stoker.broker.counts import Counts
 from stoker.broker.exchange import Exchange, Pending
 from stoker.broker.memory import MemoryLedger
-from stoker.broker.postgres import books, connection, known, promises, service
+from stoker.broker.postgres import books, connection, promises, service
 from stoker.broker.postgres.connection import connect, migrate
-from stoker.broker.postgres.known import Known
 from stoker.broker.postgres.service import GatewayService
 from stoker.broker.postgres.sweeper import Sweeper
 from stoker.broker.postgres.time import FORGET_SECONDS, TICK_SECONDS
-from stoker.broker.rows import ParkedOn
-from stoker.broker.store import Head, StorageConflict
+from stoker.broker.store import StorageConflict
 from stoker.errors import ConfigInvalid, LedgerUnavailable
+from stoker.model.action import Action
 from stoker.model.completion import Completion, CompletionStatus
-from stoker.model.ids import ActionId, Fence, RolloutId, RunId
+from stoker.model.ids import ActionId, Fence, RunId
 from support.ledger import ROLLOUT, RUN, WORKER, ManualClock, action, gateway_service, held
 from support.postgres import drop_schema, fresh_schema, server
 
@@ -401,42 +397,26 @@ def test_a_reply_that_was_made_before_a_commit_that_failed_is_thrown_away(
     assert given == prepared[1:]
 
 
-def entry(fence: Fence, seq: int) -> AppendBatch:
-    one = Append(rollout_id=ROLLOUT, expected_seq=seq, events=(b"entry",))
-    return AppendBatch(run_id=RUN, fence=fence, appends=(one,))
-
-
-def test_what_a_gateway_keeps_is_bounded_by_bytes_and_number(
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_worker_whose_poll_waits_is_not_dead_because_another_gateway_hears_it(
+    pair: tuple[GatewayService, GatewayService],
 ) -> None:
-    monkeypatch.setattr(known, "BYTES_MAX", 10_000)
-    monkeypatch.setattr(known, "HEADS_MAX", 3)
-    monkeypatch.setattr(counts, "_SERVED_MAX", 3)
-    kept = Known()
-    rows = [
-        accepted(
-            action(n, b"x" * 1000),
-            order=n,
-            digest="",
-            partition="0",
-            parked_on=ParkedOn.NOTHING,
-            now=CLOCK.now(),
-        )
-        for n in range(20)
-    ]
-    for version, row in enumerate((*rows, rows[-1])):
-        kept.keep(version, row)
-        kept.keep_head(Head(row.order, RUN, RolloutId(f"rol_{row.order}"), "0", 0, False))
-    assert kept.named(rows[-1].action_id) == (20, rows[-1]), "the newest version of the newest row"
-    assert [kept.named(row.action_id) is not None for row in rows] == [False] * 16 + [True] * 4
-    assert 0 < kept.bytes <= 10_000
-    assert [head.key for head in kept.heads.values()] == [17, 18, 19]
-    kept.clear()
-    assert kept.bytes == 0
-    served = Counts(LedgerLimits(), {})
-    for n in (1, 2, 3, 1, 4):
-        served.serve(RunId(f"run_{n}"), n)
-    assert list(served.served) == ["run_3", "run_1", "run_4"]
+    first, second = pair
+    submit = entry(begun(pair)[0], 0, action(3))
+    poll = LeaseRequest(worker_id=WORKER, slots={"fast": 1}, wait_seconds=9.0)
+    second.begin([StartRequest(worker_id=WORKER, held=())], CLOCK.now())
+    first.begin([submit], CLOCK.now(), [poll])
+    first.handle(submit, CLOCK.now())
+    second.rollback(CLOCK.now())
+    assert not first._books.worker(WORKER, CLOCK.now().boot).dead, "its environments stand"
+    first.expect([poll])
+    given: Any = first.poll(poll, CLOCK.now())
+    first.commit()
+    assert [lease.action.action_id for lease in given.leases] == [action(3).action_id]
+
+
+def entry(fence: Fence, seq: int, *submits: Action) -> AppendBatch:
+    one = Append(rollout_id=ROLLOUT, expected_seq=seq, events=(b"entry",), submits=submits)
+    return AppendBatch(run_id=RUN, fence=fence, appends=(one,))
 
 
 def test_long_transactions_and_a_server_without_autovacuum_are_named(

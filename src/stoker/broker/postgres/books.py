@@ -211,8 +211,10 @@ class GroupBooks(Books):
             *found.get("lock_holders", []),
             *found.get("lock_polling", []),
         ]
+        # Whoever polls and is somebody else's now is asked for again, by a lock where that matters.
+        free = {WorkerId(c[0]) for c in found.get("lock_polling", [])}
         self._take_workers(
-            [*needs.replaced, *needs.heard, *needs.holders, *needs.polling],
+            [*needs.replaced, *needs.heard, *needs.holders, *free],
             beats,
             found.get("workers_named", []),
         )
