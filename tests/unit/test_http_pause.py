@@ -8,7 +8,9 @@ import pytest
 from stoker.config.tree import LaneSettings, ModelSettings
 from stoker.coordinator.lane import Lane
 from stoker.errors import ConfigInvalid, ModelUnavailable
+from stoker.inference.base import ServerLoad
 from stoker.inference.http.model import HttpModel
+from stoker.inference.http.watch import Watch
 from stoker.inference.policy import FunctionPolicy
 from stoker.model.generation import Generation, VersionSpan
 from stoker.seams.clock import SystemClock
@@ -53,6 +55,37 @@ def test_c2_a_paused_server_shows_as_a_weight_update_and_work_goes_on_after_it()
             return [await early, await held]
 
     assert [said.text for said in asyncio.run(main())] == ["0123"] * 2
+
+
+def test_what_a_server_put_back_is_counted_from_the_first_look_on_and_never_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[int | Exception] = [
+        5000,  # work of others, before this run
+        5003,
+        ModelUnavailable("no answer"),
+        5004,
+        2,  # it was started anew
+        3,
+    ]
+
+    async def figures(_: Watch) -> ServerLoad:
+        if isinstance(told := said.pop(0), Exception):
+            raise told
+        return ServerLoad(preemptions=told)
+
+    async def main() -> list[int]:
+        async with serving("0", settings=NEVER) as (_, model):
+            await model.look()  # the one that every model begins with is over
+            monkeypatch.setattr(Watch, "_figures", figures)
+            model._watches = (Watch(model.replicas[0], lambda: 0),)
+            lane, seen = lane_over(model), []
+            while said:
+                await model.look()
+                seen.append(lane.figures().preemptions)
+        return seen
+
+    assert asyncio.run(main()) == [0, 3, 3, 4, 4, 5]
 
 
 @pytest.mark.parametrize(

@@ -52,8 +52,7 @@ class AdmissionFeed:
                 # Where the working set holds for memory, full caches are what it aims at, and its
                 # own model learns from what it finds missing.
                 kv_share=None if limits else lane.kv_share,
-                # A server that was restarted counts from nothing.
-                preempted_share=0.0 if limits else max(0, lane.preemptions) / max(1, lane.calls),
+                preempted_share=0.0 if limits else lane.preemptions / max(1, lane.calls),
                 boxes_reserved=boxes_reserved,
                 memory_short_share=memory_short_share,
                 service_seconds=lane.service_seconds,

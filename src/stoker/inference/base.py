@@ -76,7 +76,7 @@ class DeviceLoad(msgspec.Struct, frozen=True, kw_only=True):
     running: int = 0
     kv_used_share: float = 0.0
     preemptions: int = 0
-    """Sequences put back for lack of KV memory."""
+    """Sequences put back for lack of KV memory since the model was started; only grows."""
     sequence_seconds: float = 0.0
     """Integral of running sequences over time; over ``active_seconds`` it is the mean batch."""
     capacity_tokens_per_second: float | None = None

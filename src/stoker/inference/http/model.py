@@ -96,11 +96,12 @@ class HttpModel:
 
     def load(self, replica: int) -> DeviceLoad:
         """Return what our calls did there, and what the server last said about itself."""
-        said = self._watches[replica].load
+        watch = self._watches[replica]
+        said = watch.load
         return msgspec.structs.replace(
             self._accounts[replica].load(),
             kv_used_share=said.kv_used_share if said is not None else 0.0,
-            preemptions=said.preemptions if said is not None else 0,
+            preemptions=watch.preemptions,
             server=said,
         )
 

@@ -34,6 +34,10 @@ class Watch:
         self._hurry = asyncio.Event()
         self.load: ServerLoad | None = None
         """As of the last look; ``None`` where it told nothing."""
+        self.preemptions = 0
+        """Sequences it put back since the first look: a look that fails takes none of them away,
+        and neither does a server that starts anew."""
+        self._preemptions_said: int | None = None
 
     @property
     def paused(self) -> bool:
@@ -68,6 +72,9 @@ class Watch:
             return
         paused = said if said is not None else self._seems_paused(load, flying)
         self.load = msgspec.structs.replace(load, paused=paused, weight_version=version)
+        before, self._preemptions_said = self._preemptions_said, load.preemptions
+        if before is not None:
+            self.preemptions += max(0, load.preemptions - before)
 
     async def _figures(self) -> ServerLoad:
         if not self._replica.offer.metrics:
