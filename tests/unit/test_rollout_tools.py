@@ -159,6 +159,7 @@ def test_one_program_may_await_another() -> None:
 @stoker.rollout(boxes=3)
 async def _branching(ctx: stoker.Context, task: stoker.Task) -> float:
     box = await ctx.environment("py", worker_class="code", files={"a": "1"})
+    assert not box._asked.files, "what was written once is not kept as long as its environment"
     one, two = await box.branch(2)
     await ctx.gather(one.run(["true"]), two.run(["true"]))
     with pytest.raises(VerbMisused, match="boxes=3; nothing was done"):

@@ -53,6 +53,7 @@ class Environment:
     ) -> None:
         self._trampoline = trampoline
         self._asked = asked
+        """Without its files."""
         self.path = path
         """Path of the call that opened it."""
         self.opened = opened
@@ -158,7 +159,7 @@ class Environment:
 
     def _open_from(self, saved: Checkpoint) -> Operation["Environment"]:
         asked = msgspec.structs.replace(
-            self._asked, files={}, begins=BranchedOff(environment=self.path, checkpoint=saved)
+            self._asked, begins=BranchedOff(environment=self.path, checkpoint=saved)
         )
         return opening(self._trampoline, asked)
 
@@ -222,12 +223,13 @@ class _Branching(Operation[tuple[Environment, ...]]):
 
 def opening(trampoline: "Trampoline", asked: EnvironmentArguments) -> Operation[Environment]:
     """Return the verb that opens what was ``asked`` for."""
+    kept = msgspec.structs.replace(asked, files={})  # they may be large, and it is kept for long
     return VerbOperation(
         trampoline,
         Verb.ENVIRONMENT,
         lambda: canonical_bytes(asked),
         lambda path, value: Environment(
-            trampoline, path, asked, msgspec.msgpack.decode(value, type=OpenResult)
+            trampoline, path, kept, msgspec.msgpack.decode(value, type=OpenResult)
         ),
     )
 
