@@ -236,7 +236,9 @@ class _Loop:
     def _charge(self, *, held: int) -> None:
         room = self.lane.room()
         waits = self._held > 0 and room > 0
-        self._barrier.charge(LaneState(running=0, room=room, idle=waits, paused=False))
+        window = self.lane.info.replicas[0].window
+        state = LaneState(running=0, window=window, room=room, idle=waits, paused=False)
+        self._barrier.charge(state)
         self._held = held
 
     # --- what it looks like from outside -------------------------------------------------------

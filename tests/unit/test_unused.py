@@ -70,6 +70,26 @@ def test_places_that_no_active_rollout_could_use_want_more_rollouts() -> None:
     assert charged(one, more=True) == {"class fast": pytest.approx(8), ADMISSION: pytest.approx(24)}
 
 
+def test_shares_are_of_the_window_that_there_was() -> None:
+    async def main() -> None:
+        lane = lane_over(sim())
+        await asyncio.sleep(SECONDS)  # before anybody looks
+        unused = Unused(lane)
+        gone = [rollout((Verb.CALL, "fast"))]
+        for part in (0.25, 1.0, 0.5):  # claims of others change it just before a look
+            await asyncio.sleep(SECONDS)
+            lane.share({0: (part, 1.0)})
+            unused.look(gone, more=False)
+            assert sum(unused.shares().values()) == pytest.approx(1.0)
+        assert unused.shares() == {
+            "class fast": pytest.approx(3 / 9),  # one place of windows of 4, 1 and 4
+            NO_WORK: pytest.approx(6 / 9),
+        }
+        assert lane.figures().room_share == pytest.approx(1.0)
+
+    run_virtual(main())
+
+
 def test_rollouts_on_the_lane_are_no_cause_and_a_full_lane_has_none() -> None:
     on_it = rollout((Verb.GENERATE, ""), (Verb.CALL, "fast"))
     assert charged([on_it]) == {NO_WORK: pytest.approx(32)}

@@ -245,10 +245,10 @@ class Lane:
             throughput_share=share(done.device_tokens, capacity * done.seconds)
             if capacity
             else None,
-            occupancy=share(done.call_seconds, done.active_seconds * self._window),
+            occupancy=share(done.call_seconds, done.active_window_seconds),
             idle_while_ready_share=share(done.idle_while_ready_seconds, done.seconds),
             kv_held_share=share(done.kv_held_seconds, done.seconds),
-            room_share=share(done.room_seconds, done.seconds * self._window),
+            room_share=share(done.room_seconds, done.window_seconds),
             calls=done.calls,
             tokens=done.tokens,
             retries=done.retries,
@@ -475,6 +475,7 @@ class Lane:
         room = self.room()
         return LaneState(
             running=self._running,
+            window=self._window,
             room=room,
             idle=self._granted > 0
             or (room > 0 and len(self._ready) > 0 and not self.working.limits),

@@ -19,6 +19,10 @@ class LaneTotals(msgspec.Struct, frozen=True, kw_only=True):
     """With at least one call running on some replica."""
     call_seconds: float = 0.0
     """Integral of running calls."""
+    window_seconds: float = 0.0
+    """Integral of the window, which changes where a server is shared."""
+    active_window_seconds: float = 0.0
+    """Of it, what was while active."""
     idle_while_ready_seconds: float = 0.0
     """With a ready call and room for it on a healthy replica, and the lane not paused."""
     room_seconds: float = 0.0
@@ -104,6 +108,7 @@ class LaneState(msgspec.Struct, frozen=True, kw_only=True):
     """What the lane looks like between two changes."""
 
     running: int
+    window: int
     room: int
     """Free window of healthy replicas; 0 while paused."""
     idle: bool
@@ -123,6 +128,7 @@ class LaneMeter:
         self.calls = self.tokens = self.retries = self.failures = self.issued = 0
         self.service_seconds = self.wait_seconds = 0.0
         self._seconds = self._active = self._call = 0.0
+        self._window = self._active_window = 0.0
         self._idle_while_ready = self._room = self._paused = self._kv_held = 0.0
 
     def charge(self, state: LaneState) -> float:
@@ -132,8 +138,10 @@ class LaneMeter:
         if seconds <= 0:
             return now
         self._seconds += seconds
+        self._window += seconds * state.window
         if state.running:
             self._active += seconds
+            self._active_window += seconds * state.window
             self._call += seconds * state.running
         if state.paused:
             self._paused += seconds
@@ -151,6 +159,8 @@ class LaneMeter:
             seconds=self._seconds,
             active_seconds=self._active,
             call_seconds=self._call,
+            window_seconds=self._window,
+            active_window_seconds=self._active_window,
             idle_while_ready_seconds=self._idle_while_ready,
             room_seconds=self._room,
             kv_held_seconds=self._kv_held,

@@ -33,15 +33,13 @@ class Unused:
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
-        self._before = lane.totals()
-        self._window = lane.figures().window
+        self._first = self._before = lane.totals()
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Call-seconds by cause, up to the last look."""
 
     def look(self, active: Iterable[ActiveRollout], *, more: bool) -> None:
         """Charge what was unused since the last look; ``more``: rollouts wait to be begun."""
         now = self._lane.totals()
-        self._window = self._lane.figures().window
         since, self._before = now.since(self._before), now
         if since.room_seconds <= 0:
             return
@@ -56,7 +54,7 @@ class Unused:
 
     def shares(self) -> dict[str, float]:
         """Return by cause the share of the window that it left unused, largest first."""
-        whole = self._before.seconds * self._window
+        whole = self._before.since(self._first).window_seconds
         ordered = sorted(self.seconds.items(), key=lambda one: -one[1])
         return {cause: seconds / whole for cause, seconds in ordered} if whole else {}
 
