@@ -4,13 +4,19 @@ What the real SDK does is tried by ``tests/security/test_guests.py`` where KVM w
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+import select as polling
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from stoker.errors import IsolationUnavailable
-from stoker.model.execution import ExecutionPolicy, Isolation
+from stoker.errors import BoxFailed, BranchUnavailable, IsolationUnavailable
+from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits, Rung
 from stoker.sandbox import select
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.smol import backend, machines
@@ -32,7 +38,20 @@ class ConnectOptions:
 class Row:
     def __init__(self, name, pid): self.name, self.pid = name, pid
 
+def MachineConfig(**given): return given
+ResourceSpec = ExecOptions = MachineConfig
+
+class Said:
+    exit_code = 0
+
 class Machine:
+    @staticmethod
+    def create(config, conn): return Machine()
+    def write_file(self, place, content): pass
+    def exec(self, command, options): return Said
+    def branch(self, name, branchable, freeze_source):
+        open(os.environ["HOME"] + "/go").close()
+        print("branched", name, flush=True)
     @staticmethod
     def list(conn):
         return [Row(f"{k}={v}", 1) for k, v in os.environ.items()]
@@ -139,6 +158,191 @@ def test_machines_of_dead_workers_are_deleted_in_whatever_order_they_can_be(plac
         with pytest.raises(EngineError, match="in use"):
             await held.purge(["refused", "child"])
         await held.close()
+
+    sandbox.run(body)
+
+
+def test_a_branch_that_nobody_waits_for_any_more_is_deleted_once_it_is_made(place: Path) -> None:
+    async def body(engine: Engine) -> None:
+        os.mkfifo(place / "go")
+        given = {"labels": {}, "memory_mb": 1, "ready_seconds": 1, "place": "", "script": ""}
+        await engine.call("create", seconds=30, name="origin", archive=os.devnull, **given)
+        with pytest.raises(EngineError, match="did not end"):
+            await engine.call("branch", seconds=0.05, source="origin", name="late", frozen=True)
+        deletion = asyncio.ensure_future(engine.call("delete", seconds=30, name="late"))
+        await asyncio.sleep(0)  # it is sent
+        await asyncio.wait([deletion], timeout=0.2)  # a deletion that waits for nothing is done
+        await asyncio.to_thread((place / "go").write_bytes, b"")
+        await deletion
+        assert (place / "engine.log").read_text().split() == [
+            "branched", "late", "deleted", "late",
+        ]  # fmt: skip
+
+    with_engine(place, body)
+
+
+WORKER = """
+import asyncio, sys
+from pathlib import Path
+from stoker.sandbox.smol.engine import Engine
+async def main():
+    engine = Engine.start(Path(sys.argv[1]))
+    await engine.call("probe", seconds=30)
+    print(engine._process.pid, flush=True)
+    await asyncio.Event().wait()
+asyncio.run(main())
+"""
+
+
+def test_an_engine_that_hears_nothing_ends_with_a_killed_worker(place: Path) -> None:
+    worker = subprocess.Popen(
+        [sys.executable, "-c", WORKER, str(place)],
+        stdout=subprocess.PIPE,
+        env={"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    try:
+        assert worker.stdout is not None
+        with worker.stdout:
+            engine = os.pidfd_open(int(worker.stdout.readline()))
+        signal.pidfd_send_signal(engine, signal.SIGSTOP)
+    finally:
+        worker.kill()
+        worker.wait(sandbox.PATIENCE)
+    ended, _, _ = polling.select([engine], [], [], sandbox.PATIENCE)
+    if not ended:
+        signal.pidfd_send_signal(engine, signal.SIGKILL)
+    os.close(engine)
+    assert ended
+
+
+class StandInMachines:
+    """Machines that only have names; ``seen`` runs while the rows are being read."""
+
+    lost = False
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.gone: list[str] = []
+        self.seen: Callable[[], None] = lambda: None
+
+    async def rows(self) -> dict[str, int | None]:
+        self.seen()
+        return dict.fromkeys(self.names)
+
+    async def purge(self, names: Iterable[str]) -> None:
+        self.gone += names
+
+    async def branch(self, source: str, name: str, *, frozen: bool) -> None:
+        del source, name, frozen
+        raise EngineError("no room")
+
+
+def with_machines(
+    tmp_path: Path, body: Callable[[backend.SmolBackend, StandInMachines], Awaitable[None]]
+) -> None:
+    async def opened() -> None:
+        async with SandboxHost.open(tmp_path / "state") as host:
+            held, boxes = StandInMachines(), backend.SmolBackend(host)
+            boxes.machines = held  # type: ignore[assignment]
+            await body(boxes, held)
+
+    sandbox.run(opened)
+
+
+def test_a_sweep_spares_a_machine_that_another_worker_makes_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "installed", lambda: True)
+    monkeypatch.setattr(backend, "_home", lambda _: tmp_path)
+
+    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
+        def made_meanwhile() -> None:
+            boxes.host.ledger.write(boxes.host.record("box_new", Rung.SMOL))
+
+        held.names, held.seen = [machine_name("box_new"), machine_name("box_dead")], made_meanwhile
+        await boxes.sweep()
+        assert held.gone == [machine_name("box_dead")]
+
+    with_machines(tmp_path, body)
+
+
+def test_what_else_dead_workers_left_is_swept_where_their_machines_cannot_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "installed", lambda: True)
+    monkeypatch.setattr(backend, "_home", lambda _: tmp_path)
+
+    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
+        def fails() -> None:
+            raise EngineError("gone")
+
+        held.seen = fails
+        record = boxes.host.record("box_dead", Rung.SMOL)
+        boxes.host.ledger.write(msgspec.structs.replace(record, incarnation="inc_dead"))
+        with pytest.raises(BoxFailed, match="machines of dead workers"):
+            await boxes.sweep()
+        assert boxes.host.ledger.records() == []
+
+    with_machines(tmp_path, body)
+
+
+def test_a_branch_that_fails_drops_its_origin_alone_while_another_boots(tmp_path: Path) -> None:
+    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
+        del held
+        booting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        booted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        booted.set_result("origin_1")
+        boxes._origins = {512: booting, 256: booted}  # type: ignore[dict-item]
+        with pytest.raises(EngineError, match="no room"):
+            await boxes._off_origin("origin_1", "name")
+        assert list(boxes._origins) == [512]
+
+    with_machines(tmp_path, body)
+
+
+def test_an_engine_lost_lets_go_of_what_was_booted_and_not_of_what_boots(tmp_path: Path) -> None:
+    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
+        held.lost = True
+        boots: list[asyncio.Event] = []
+
+        async def boot(size: int) -> str:
+            boots.append(asyncio.Event())
+            await boots[-1].wait()
+            return f"origin_{size}_{len(boots)}"
+
+        boxes._booted = boot  # type: ignore[method-assign]
+        asked = [asyncio.ensure_future(boxes.origin_of(Limits())) for _ in range(2)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        for event in boots:
+            event.set()
+        assert len(set(await asyncio.gather(*asked))) == 1 == len(boots)
+
+    with_machines(tmp_path, body)
+
+
+def test_a_baseline_with_a_root_of_its_own_is_refused(tmp_path: Path) -> None:
+    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
+        del held
+        rooted = Baseline(root="/srv/images/app")
+        with pytest.raises(BranchUnavailable, match="root of their own"):
+            await boxes.create("box_1", rooted, ExecutionPolicy(isolation=Isolation.MICROVM))
+
+    with_machines(tmp_path, body)
+
+
+def test_a_place_that_cannot_be_made_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "installed", lambda: True)
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setattr(backend, "_home", lambda _: tmp_path / "file" / "home")
+
+    async def body() -> None:
+        async with SandboxHost.open(tmp_path / "state") as host:
+            offer = await backend.SmolBackend(host).offer()
+            assert not offer.available
+            assert "does not answer" in offer.missing
 
     sandbox.run(body)
 

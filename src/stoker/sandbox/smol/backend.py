@@ -86,7 +86,7 @@ class SmolBackend:
             return _MISSING, _REMEDY
         try:
             code, reason = await self.machines.probe()
-        except EngineError as error:
+        except (EngineError, OSError) as error:
             return f"the SDK of Smol Machines does not answer: {error}", "please report this host"
         if code:
             return f"{reason} ({code})", "use a host with /dev/kvm"
@@ -138,7 +138,7 @@ class SmolBackend:
         except EngineError:
             # It may be the origin that is no more: the next box has a new one.
             for size, task in list(self._origins.items()):
-                if not task.cancelled() and task.result() == origin:
+                if _done(task) == origin:
                     del self._origins[size]
                     self._spent.append(origin)
             raise
@@ -180,8 +180,8 @@ class SmolBackend:
         """Return what boxes of this size are branched off, booted where it is not yet."""
         needed = (limits.memory_bytes + limits.disk_bytes) // MEBIBYTE + _GUEST_MEBIBYTES
         size = -(-needed // _SIZE_STEP_MEBIBYTES) * _SIZE_STEP_MEBIBYTES
-        if self.machines.lost:
-            self._origins.clear()  # they ended with their engine
+        if self.machines.lost:  # what was booted ended with its engine; what is booting notices
+            self._origins = {s: t for s, t in self._origins.items() if not t.done()}
         task = self._origins.get(size)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
             task = self._origins[size] = asyncio.ensure_future(self._booted(size))
@@ -214,6 +214,8 @@ class SmolBackend:
     def _pinned(self, baseline: Baseline) -> Baseline:
         if baseline.build is not msgspec.UNSET:  # an empty workspace would be another baseline
             raise not_offered("baselines with files or setup", "microvm")
+        if baseline.root is not msgspec.UNSET:  # a machine has its own
+            raise not_offered("baselines with a root of their own", "microvm")
         digest = self.host.baseline_digest(baseline)
         if baseline.digest and baseline.digest != digest:
             raise IsolationUnavailable(
@@ -259,20 +261,27 @@ class SmolBackend:
 
     async def sweep(self) -> int:
         """Delete what dead incarnations left: rows of machines that ended with their engines."""
-        if installed() and _home(self.host).exists():
-            await self._reconcile()
-        return await self.host.sweep()
+        try:
+            if installed() and _home(self.host).exists():
+                await self._reconcile()
+        finally:  # rows are known by the records of the living: these may go before them
+            swept = await self.host.sweep()
+        return swept
 
     async def _reconcile(self) -> None:
-        abandoned = {r.box_id for r in self.host.ledger.abandoned()}
-        living = {self.name_of(r.box_id) for r in self.host.ledger.records()} - {
-            self.name_of(box_id) for box_id in abandoned
-        }
         try:
+            # Before the records: a machine that another worker makes meanwhile is written down.
             rows = await self.machines.rows()
+            living = self._living()
             await self.machines.purge(name for name in rows if name not in living)
-        except EngineError as error:
+        except (EngineError, OSError) as error:
             raise BoxFailed(f"machines of dead workers could not be deleted: {error}") from error
+
+    def _living(self) -> set[str]:
+        """Return the names of machines whose worker lives."""
+        abandoned = {r.box_id for r in self.host.ledger.abandoned()}
+        records = self.host.ledger.records()
+        return {self.name_of(r.box_id) for r in records if r.box_id not in abandoned}
 
     async def close(self) -> None:
         """Destroy every box, and what they were branched off.
@@ -295,6 +304,12 @@ class SmolBackend:
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+
+def _done(task: "asyncio.Task[str]") -> str | None:
+    """Return the origin it booted, where it has."""
+    booted = task.done() and not task.cancelled() and task.exception() is None
+    return task.result() if booted else None
 
 
 def installed() -> bool:

@@ -12,6 +12,7 @@ import base64
 import contextlib
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -20,9 +21,12 @@ from typing import Any
 
 import smol
 
+from stoker.sandbox import kernel
+
 LINK = "/run/stoker"
 """Where a machine has the pipes of its runner."""
 _LOCAL = smol.ConnectOptions(target="local")
+_MAKES = ("create", "branch")
 _READ_BYTES = 192 * 1024
 _ORDER = f"cat >{LINK}/orders"
 _LISTEN = 'mkfifo -m 600 "$0/$1" && echo "@$1" >"$0/orders" && exec cat "$0/$1"'
@@ -35,6 +39,8 @@ class Engine:
         self._worker = worker
         self._saying = threading.Lock()
         self._machines: dict[str, smol.Machine] = {}
+        self._making: dict[str, threading.Thread] = {}
+        """What makes, or made, the machine of a name."""
 
     def serve(self) -> None:
         """Work until the worker is gone."""
@@ -51,7 +57,10 @@ class Engine:
                 request = json.loads(line)
                 if request["verb"] == "attach":
                     request["descriptor"] = descriptors.pop(0)
-                threading.Thread(target=self._answer, args=(request,), daemon=True).start()
+                thread = threading.Thread(target=self._answer, args=(request,), daemon=True)
+                if request["verb"] in _MAKES:
+                    self._making[request["name"]] = thread
+                thread.start()
 
     def _answer(self, request: dict[str, Any]) -> None:
         number, verb = request.pop("id"), request.pop("verb")
@@ -126,6 +135,9 @@ class Engine:
         return self._machines[name].exec(command, smol.ExecOptions(**options))
 
     def _do_delete(self, *, name: str) -> None:
+        making = self._making.pop(name, None)
+        if making is not None:  # else a machine whose worker gave up would come after its deletion
+            making.join()
         self._machines.pop(name, None)
         smol.Machine.delete_by_name(name, _LOCAL)
 
@@ -135,6 +147,8 @@ class Engine:
 
 def main() -> None:
     """Serve descriptor 0."""
+    # A call may hang and hold the interpreter: then nobody here would see that the worker is gone.
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     Engine(socket.socket(fileno=os.dup(0))).serve()
     os._exit(0)  # machines end with us; threads may hang in one
 
