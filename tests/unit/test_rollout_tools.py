@@ -9,7 +9,7 @@ import pytest
 
 import stoker
 import stoker.rollout.host as host_module
-from stoker.errors import ProgramInvalid, VerbMisused
+from stoker.errors import BoxFailed, ProgramInvalid, VerbMisused
 from stoker.model.action import Effect
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.events import Verb
@@ -18,7 +18,7 @@ from stoker.model.ids import CallPath
 from stoker.rollout.arguments import BranchedOff
 from stoker.rollout.plain import json_value
 from stoker.rollout.program import Rollout
-from stoker.testing.driver import drive, replay_every_prefix
+from stoker.testing.driver import Asked, drive, replay_every_prefix
 
 
 @stoker.tool(effect="idempotent", worker_class="tests", timeout="90s", on_timeout=stoker.retry(2))
@@ -182,6 +182,30 @@ def test_branches_of_an_environment_begin_at_a_checkpoint_that_is_journalled() -
     verbs = [asked.verb for asked in result.calls]
     assert verbs.count(Verb.CHECKPOINT) == 1, "the refused branch has taken none"
     assert replay_every_prefix(_branching, result) == len(result.history) == 7
+
+
+def test_a_branch_that_cannot_be_opened_takes_the_others_with_it_and_may_be_tried_again() -> None:
+    @stoker.rollout(boxes=4)
+    async def program(ctx: stoker.Context, task: stoker.Task) -> float:
+        box = await ctx.environment("py", worker_class="code")
+        with pytest.raises(BoxFailed):
+            await box.branch(2)
+        ctx.recovered(BoxFailed.code)
+        await box.branch(2)
+        return 1.0
+
+    saved = Checkpoint(digest="d" * 64, parent="p", generation=0)
+
+    def answer(asked: Asked) -> Any:
+        if asked.path == CallPath("2.0.0"):
+            return BoxFailed("no room for a box")
+        return saved if asked.verb is Verb.CHECKPOINT else None
+
+    result = drive(program, answer)
+    assert result.outcome is not None
+    assert result.outcome.reward == 1.0
+    assert [path for turn in result.history for path in turn.withdrawn] == ["2.1.0"]
+    replay_every_prefix(program, result)
 
 
 @pytest.mark.parametrize("count", [0, -1, 1.5, "2"])

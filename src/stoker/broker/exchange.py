@@ -202,7 +202,8 @@ class Exchange:
 
 def _prepare(answers: Sequence[tuple[Pending, Answer]]) -> None:
     for pending, answer in answers:
-        pending.prepare(answer)
+        if not pending.forgotten:
+            pending.prepare(answer)
 
 
 def _polled(pending: Pending) -> Poll:
