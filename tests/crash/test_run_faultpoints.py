@@ -92,6 +92,10 @@ ELSEWHERE = {
         for point in ("maintain.copy", "maintain.compact")
         for how in ("kill", "disk_full")
     },
+    ("root.unpacked", "kill"): "test_a_root_whose_maker_was_killed_is_made_by_the_next",
+    ("checkpoint.fetched", "kill"): (
+        "test_what_a_killed_worker_fetched_has_no_name_and_goes_with_the_next"
+    ),
 }
 """What no whole run tries, since it ends otherwise there, and the test that does."""
 SETTINGS = {
