@@ -25,6 +25,8 @@ from support.worker_boxes import quiet_log
 
 ROOTED = [needs_root, pytest.mark.root]
 WARM = msgspec.structs.replace(policy_of(Rung.ROOT), warm=True)
+MODULES = ("json", "decimal", "random", "logging", "asyncio", "concurrent.futures.thread")
+LOADED = msgspec.structs.replace(WARM, preload=MODULES)
 
 FILES = {
     "show.py": b"import sys, os\nprint(sys.argv, sys.path[0], __name__, __file__, os.getcwd())\n"
@@ -125,6 +127,27 @@ SAME = {
         ),
         ("python", "-c", "a = []\na.append(a)\nclass C:\n    pass\nprint('cycle')"),
     ),
+    "modules loaded ahead": (
+        ("python", "-c", "import json; print(json.dumps({'a': [1]}), json.__file__)"),
+        (
+            "python", "-c",
+            (
+                "import decimal as d\nprint(d.Decimal(1) / 3)\n"
+                "d.getcontext().prec = 5\nprint(d.Decimal(1) / 3)"
+            ),
+        ),
+        ("python", "-c", "import random; random.seed(7); print(random.random())"),
+        ("python", "-c", "import logging; logging.basicConfig(); logging.warning('w')"),
+        ("python", "-c", "import asyncio\nasync def f(): return 5\nprint(asyncio.run(f()))"),
+        (
+            "python", "-c",
+            (
+                "import concurrent.futures as c\nwith c.ThreadPoolExecutor(2) as p:\n"
+                "    print(list(p.map(abs, [-1, 2])))"
+            ),
+        ),
+        ("python", "-m", "decimal"),
+    ),
     "processes": (
         ("python", "-c", "import os; print(os.getuid(), os.getgid(), os.getgroups())"),
         ("python", "-c", "import subprocess; print(subprocess.check_output(['id', '-u']))"),
@@ -168,8 +191,16 @@ def in_warm_box(state: Path, body: Callable[[LocalBox], object], policy: object 
 
 @needs_root
 @pytest.mark.root
-@pytest.mark.parametrize("kind", SAME)
-def test_a_forked_program_is_what_a_fresh_one_is(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "policy"),
+    [
+        *((kind, WARM) for kind in SAME),
+        *((k, LOADED) for k in ("modules loaded ahead", "endings", "what is left at the end")),
+    ],
+)
+def test_a_forked_program_is_what_a_fresh_one_is(
+    tmp_path: Path, kind: str, policy: ExecutionPolicy
+) -> None:
     async def body(warm: LocalBox) -> None:
         fresh = await warm.backend.create("box_fresh", Baseline(), policy_of(Rung.ROOT))
         for box in (warm, fresh):
@@ -181,7 +212,7 @@ def test_a_forked_program_is_what_a_fresh_one_is(tmp_path: Path, kind: str) -> N
         assert not warm.server.dead
         assert fresh.server is None
 
-    in_warm_box(tmp_path, body)
+    in_warm_box(tmp_path, body, policy)
 
 
 @needs_root

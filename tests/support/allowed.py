@@ -23,6 +23,8 @@ OUTSIDE = {
     ("sandbox/maker.py", "os.fork"): "makes boxes",
     ("sandbox/maker.py", "os.execvpe"): "becomes the launcher of a box",
     ("sandbox/inside/box_server.py", "os.fork"): "forks the actions of a warm box",
+    ("sandbox/inside/stoker_program.py", "os.fork"): "sees whether threads end at a fork",
+    ("sandbox/inside/stoker_program.py", "time"): "runs in a box, beside no seam",
     ("sandbox/inside/box_server.py", "os.posix_spawn"): "starts process 1 of their namespaces",
     ("sandbox/inside/box_server.py", "os.execve"): "becomes a fresh interpreter where one is due",
     (
@@ -79,6 +81,7 @@ BOUNDARIES = {
     "rollout/trampoline.py:Trampoline._step": "a program may raise anything",
     "rollout/trampoline.py:_close_guarded": "whatever cleanup raises, the coroutine must end",
     "sandbox/inside/box_server.py:main": "the process ends here: no program runs half confined",
+    "sandbox/inside/stoker_program.py:load_ahead": "told to the worker; a program hears it too",
     "sandbox/inside/judge_main.py:_run": "whatever ends the check is a failure of the answer",
     "sandbox/inside/solution_server.py:_called": "whatever the answer raises is its doing",
     "sandbox/inside/solution_server.py:_raised": "the answer's exception may have a hostile str",

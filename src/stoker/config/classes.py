@@ -3,6 +3,7 @@
 import re
 from typing import Annotated, Self
 
+import msgspec
 from pydantic import AfterValidator, Field, model_validator
 
 from stoker.config.section import Section
@@ -99,6 +100,9 @@ class ServiceSettings(Section):
     """Actions at once after a pause; unset: those of one second, at least 1."""
 
 
+Module = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=60)]
+
+
 class WorkerClassSettings(Section):
     """One kind of slot: its concurrency, deadlines, limits and isolation."""
 
@@ -136,6 +140,9 @@ class WorkerClassSettings(Section):
     warm: bool = False
     """Fork ``python`` actions from an interpreter that waits in the box (``namespace``, as root):
     quicker; programs of one box then share a hash seed. Elsewhere it changes nothing."""
+    preload: Annotated[tuple[Module, ...], Field(max_length=32)] = ()
+    """With ``warm``: modules that interpreter imports before it serves, so that importing them is
+    quick. Where that cannot be done the worker says so and boxes serve without."""
     limits: LimitSettings = LimitSettings()
     """Hard limits of its boxes."""
     mounts: tuple[MountSettings, ...] = ()
@@ -150,6 +157,12 @@ class WorkerClassSettings(Section):
     def _credentials_have_destinations(self) -> Self:
         if problem := credential_problem(self.network, self.credentials):
             raise ValueError(problem)
+        return self
+
+    @model_validator(mode="after")
+    def _preload_is_warm(self) -> Self:
+        if self.preload and not self.warm:
+            raise ValueError("preload needs warm = true: only a waiting interpreter imports ahead")
         return self
 
     @property
@@ -174,6 +187,7 @@ class WorkerClassSettings(Section):
             trust=self.trust,
             accept_shared_kernel=accept_shared_kernel,
             warm=self.warm,
+            preload=self.preload or msgspec.UNSET,
             limits=Limits(
                 cpu_seconds=self.limits.cpu,
                 memory_bytes=self.limits.memory,

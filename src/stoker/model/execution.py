@@ -150,6 +150,8 @@ class ExecutionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """Secrets its boxes may use at those destinations."""
     warm: bool = False
     """``python`` actions of a box are forked from an interpreter that waits in it (rung a)."""
+    preload: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Modules that interpreter imports before it serves; unset: none."""
 
     def digest(self) -> str:
         """Return the version of this policy."""

@@ -40,6 +40,9 @@ class NamespaceBackend(FencedBackend):
         self.defences = Defences()
         self._offer: BoxOffer | None = None
         inits = (host.runtime.scripts / reporter.INIT).exists()
+        self._not_preloaded: set[tuple[str, ...]] = set()
+        """What no server came up with; later ones do without."""
+        self._said: set[str] = set()
         self._warms = inits and self.parts.leased_uid and self.parts.group
 
     async def offer(self) -> BoxOffer:
@@ -134,6 +137,16 @@ class NamespaceBackend(FencedBackend):
         if box.server is not None and box.server.dead:
             await box.server.close()
             box.server = None
+        preload = box.policy.preload or ()
+        if box.server is None and preload and preload not in self._not_preloaded:
+            try:
+                box.server = await WarmServer.start(self.host.maker(), self._plan(box, preload))
+            except BoxFailed as error:
+                self._not_preloaded.add(preload)
+                self._warn(f"boxes are warm without preload {', '.join(preload)}: {error}")
+            else:
+                for why in box.server.without:
+                    self._warn(f"boxes are warm without preload {why}")
         if box.server is None:
             try:
                 box.server = await WarmServer.start(self.host.maker(), self._plan(box))
@@ -143,7 +156,13 @@ class NamespaceBackend(FencedBackend):
                 self._warms = False
         return box.server
 
-    def _plan(self, box: LocalBox) -> Plan:
+    def _warn(self, sentence: str) -> None:
+        """Say it once: every box of a class would say the same."""
+        if sentence not in self._said:
+            self._said.add(sentence)
+            _log.warning("%s", sentence)
+
+    def _plan(self, box: LocalBox, preload: tuple[str, ...] = ()) -> Plan:
         assert box.group is not None, "a warm box is one of rung a"
         options_at, go_at, info_at = warm.FILTER + 1, warm.FILTER + 2, warm.FILTER + 3
         home = base_environment(INSIDE, home="/nonexistent", temporary="/tmp")  # noqa: S108 - a path inside
@@ -160,7 +179,8 @@ class NamespaceBackend(FencedBackend):
         python = f"{INSIDE}/bin/python"
         argv = [
             str(self.host.runtime.launcher), "--args", str(options_at), "--", python,
-            f"{INSIDE_SCRIPTS}/box_server.py", f"{INSIDE_SCRIPTS}/{reporter.INIT}", *self.masks,
+            f"{INSIDE_SCRIPTS}/box_server.py", f"{INSIDE_SCRIPTS}/{reporter.INIT}",
+            ",".join(preload), *self.masks,
         ]  # fmt: skip
         uid, server = box.record.uid, box.record.server_uid
         return Plan(
@@ -183,6 +203,7 @@ class NamespaceBackend(FencedBackend):
             info=info,
             go=go_write,
             python=python,
+            preload=preload,
             maps=(f"0 {server} 1\n{INSIDE_ID} {uid} 1\n",) * 2,
         )
 

@@ -66,6 +66,8 @@ class Plan(msgspec.Struct, kw_only=True):
     """Written once that child has its user namespace."""
     python: str
     """The interpreter as the box sees it, for what only a fresh one does right."""
+    preload: tuple[str, ...] = ()
+    """Modules imported before it serves."""
     maps: tuple[str, str]
     """Uids and gids of the user namespace, as the kernel reads them."""
 
@@ -87,6 +89,8 @@ class WarmServer:
         self._ready.add_done_callback(lambda f: f.cancelled() or f.exception())
         self._own: frozenset[int] = frozenset()
         self.dead = False
+        self.without: tuple[str, ...] = ()
+        """Why modules were not loaded ahead, one sentence for each."""
         self._loop.add_reader(control.fileno(), self._receive)
 
     @classmethod
@@ -208,6 +212,7 @@ class WarmServer:
             return
         said = json.loads(packet)
         if said["event"] == "ready":
+            self.without = tuple(said["without"])
             if not self._ready.done():
                 self._ready.set_result(None)
             return

@@ -83,9 +83,9 @@ class Server:
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
-    def next_action(self) -> "Action":
+    def next_action(self, without: list[str]) -> "Action":
         """Return an action, in the process that is to become it."""
-        self._control.send(b'{"event": "ready"}')
+        self._control.send(json.dumps({"event": "ready", "without": without}).encode())
         poll = self._polled()
         while True:
             if self._wake_read in [descriptor for descriptor, _ in poll.poll()]:
@@ -339,12 +339,14 @@ def main() -> "tuple[object, dict[str, object]]":
     os.closerange(_FILTER + 1, 4096)
     for descriptor in (_SOCKET, _FILTER):
         os.set_inheritable(descriptor, False)
-    server = Server(socket.socket(fileno=_SOCKET), sys.argv[1], sys.argv[2:])
+    server = Server(socket.socket(fileno=_SOCKET), sys.argv[1], sys.argv[3:])
+    # Before it hardens: whatever a module does with signals, the server's are set after.
+    without = stoker_program.load_ahead([name for name in sys.argv[2].split(",") if name])
     server.harden()
     stoker_program.open_streams()
     gc.collect()
     gc.freeze()
-    action = server.next_action()
+    action = server.next_action(without)
     try:
         action.confine()
         action.receive()
@@ -360,8 +362,8 @@ def main() -> "tuple[object, dict[str, object]]":
 
 if __name__ == "__main__":
     del sys.path[0], sys.modules["stoker_program"]  # a program may have one of that name
-    _ours = frozenset(sys.modules)
     _code, _globals = main()
+    _ours = frozenset(sys.modules)
     _ended: BaseException | None = None
     try:
         exec(_code, _globals)  # type: ignore[arg-type]  # noqa: S102 - the box's program, in its box

@@ -7,6 +7,7 @@ as the box's own user, save ``open_streams``.
 import atexit
 import builtins
 import gc
+import importlib
 import importlib.machinery
 import io
 import os
@@ -15,9 +16,13 @@ import signal
 import site
 import stat
 import sys
+import time
 import types
 import weakref
 
+_REASON_MAX, _REASONS_MAX = 120, 5
+"""Characters, sentences: what a packet holds however they are escaped."""
+_THREAD_LOOKS, _THREAD_LOOK_SECONDS = 100, 0.005
 _USER_SITE = f".local/lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
 
 
@@ -52,6 +57,7 @@ def prepared(spec: dict[str, object]) -> "tuple[types.CodeType, dict[str, object
     except OSError:
         return None  # a directory, an archive, or nothing: the interpreter has words for it
     _become_main(main, first, argv, variables)
+    seed_anew()
     return code, main.__dict__
 
 
@@ -83,6 +89,53 @@ def _become_main(
     site.USER_SITE = f"{variables.get('HOME', '')}/{_USER_SITE}"
     if not stat.S_ISFIFO(os.fstat(0).st_mode):
         _open_stream("stdin", 0, "r")
+
+
+def load_ahead(names: list[str]) -> list[str]:
+    """Import modules before any program; return, for each that failed, which and why.
+
+    Ends this process with a sentence where one keeps what a fork would lose: a thread, or a file.
+    """
+    first = sys.path.pop(0)  # ours, no program's
+    failed = []
+    for name in names:
+        files = os.listdir("/proc/self/fd")  # noqa: PTH208 - names alone
+        try:
+            importlib.import_module(name)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the program hears it itself
+            reason = f"{name}: {type(error).__name__}: {error}"[:_REASON_MAX]
+            failed.append(reason.encode("ascii", "replace").decode())
+        if os.listdir("/proc/self/fd") != files:  # noqa: PTH208 - as above
+            _refuse(name, "file open")
+        if not _without_threads():
+            _refuse(name, "thread")
+    sys.path.insert(0, first)
+    return failed[:_REASONS_MAX]
+
+
+def seed_anew() -> None:
+    """Give this program a sequence of its own where a module would repeat the server's."""
+    if "numpy.random" in sys.modules:  # Python's own is seeded by the fork
+        sys.modules["numpy.random"].seed()
+
+
+def _refuse(name: str, what: str) -> None:
+    os.write(2, f"{name} keeps a {what}, which a forked program would not have".encode())
+    os._exit(1)  # waiting for no thread
+
+
+def _without_threads() -> bool:
+    """Whether no other thread is left, or all end at a fork by themselves, as numpy's do."""
+    if len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208 - names alone
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    for _ in range(_THREAD_LOOKS):  # one that was joined is in sight for a moment
+        if len(os.listdir("/proc/self/task")) == 1:  # noqa: PTH208 - as above
+            return True
+        time.sleep(_THREAD_LOOK_SECONDS)
+    return False
 
 
 def open_streams() -> None:
