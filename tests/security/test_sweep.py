@@ -287,9 +287,6 @@ def test_a21_names_that_cannot_be_boxes_are_refused(tmp_path: Path) -> None:
 REFUSED = {
     "untrusted, kernel not accepted": (ExecutionPolicy(), "accept_shared_kernel"),
     "untrusted process": (ExecutionPolicy(isolation=Isolation.PROCESS), "trusted"),
-    "no backend yet": (
-        ExecutionPolicy(isolation=Isolation.MICROVM, accept_shared_kernel=True), "no backend",
-    ),
 }  # fmt: skip
 
 
@@ -301,6 +298,21 @@ def test_a22_what_cannot_be_given_is_refused_with_a_remedy(tmp_path: Path, name:
         async with SandboxHost.open(tmp_path) as host:
             with pytest.raises(IsolationUnavailable, match=said):
                 await choose_backend(policy, host)
+
+    sandbox.run(body)
+
+
+def test_a22_machines_without_their_sdk_are_refused_with_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.sandbox.smol.backend.installed", lambda: False)
+    monkeypatch.setenv("HOME", "")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    async def body() -> None:
+        async with SandboxHost.open(tmp_path) as host:
+            with pytest.raises(IsolationUnavailable, match=r"stoker\[microvm\]"):
+                await choose_backend(ExecutionPolicy(isolation=Isolation.MICROVM), host)
 
     sandbox.run(body)
 

@@ -9,6 +9,7 @@ answer is yes on hosts where every machine hangs.
 import asyncio
 import contextlib
 import importlib.util
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -320,7 +321,11 @@ def installed() -> bool:
 def _home(host: SandboxHost) -> Path:
     if host.root:
         return HOMES / host.mark
-    return Path.home() / ".cache" / "stoker" / "smol" / host.mark
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home: paths of sockets may be too long there
+        return host.state_directory / "smol"
+    return cache / "stoker" / "smol" / host.mark
 
 
 def _host_name(box_id: str) -> str:
