@@ -93,6 +93,7 @@ BOUNDARIES = {
     "tickets/thread.py:TicketThread._serve": "what a start raises is raised in the caller's thread",
     "worker/batches.py:Batcher._one": "every waiter of a batch gets its failure",
     "worker/boxes.py:Boxes._tear_down": "a failed removal is counted as a leak, whatever it was",
+    "worker/ready.py:ReadyBoxes._made": "a bug in making one kind must not end all in silence",
     "worker/callrunner.py:call": "whatever the tool raised is its result",
     "worker/executor.py:Executor._collected": "the worker outlives a full disk",
     "worker/executor.py:Executor.execute": "the worker outlives any tool",

@@ -207,6 +207,44 @@ def test_one_that_cannot_be_made_ahead_is_left_to_whoever_needs_one() -> None:
     play(scenario)
 
 
+def test_one_that_ended_while_it_waited_is_given_to_nobody() -> None:
+    async def scenario(case: Case) -> None:
+        first = await case.ask()
+        waited = [box for box in case.backend.made if box.box_id != first.box_id]
+        waited[0].lost = True
+        assert (await case.ask()).box_id == waited[1].box_id
+        for box in case.backend.made[3:]:
+            box.lost = True
+        assert not (await case.boxes.create(PLAIN, TRUSTED, worker_class="fast")).lost
+        await case.settle()
+        assert case.boxes.made == 2, "none that waited was of use: one was made"
+        assert waited[0].box_id not in case.backend.boxes
+
+    play(scenario)
+
+
+def test_a_bug_in_making_one_ahead_is_told_and_not_met_again_until_one_is_asked_for() -> None:
+    async def scenario(case: Case) -> None:
+        create = case.backend.create
+
+        async def flawed(box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> Box:
+            tries.append(box_id)
+            if len(tries) > 1:
+                raise ValueError("a bug")
+            return await create(box_id, baseline, policy)
+
+        tries: list[str] = []
+        case.backend.create = flawed  # type: ignore[method-assign]
+        await case.ask(PLAIN)
+        case.boxes.ready.tend()
+        await case.settle()
+        assert len(tries) == 2, "it is not tried over and over"
+        assert case.boxes.ready._filling is not None
+        assert case.boxes.ready._filling.exception() is None
+
+    play(scenario)
+
+
 def test_one_being_made_when_the_worker_ends_is_removed() -> None:
     async def scenario(case: Case) -> None:
         begun, go = asyncio.Event(), asyncio.Event()

@@ -88,6 +88,11 @@ class Box(Protocol):
     policy: ExecutionPolicy
     baseline: Baseline
 
+    @property
+    def lost(self) -> bool:
+        """Whether it is known to have ended by itself; it can only be destroyed then."""
+        ...
+
     async def run(self, request: RunRequest, *, timeout_seconds: float) -> BoxRun:
         """Run a program to its end, its limits or its timeout; all of its processes are then dead.
 

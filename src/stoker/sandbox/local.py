@@ -82,6 +82,8 @@ class Prepared(msgspec.Struct, kw_only=True):
 class LocalBox:
     """A box on this host's kernel; see ``base.Box`` for what it promises."""
 
+    lost = False  # its processes are begun anew for each action
+
     def __init__(
         self,
         backend: "LocalBackend",

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import msgspec
 from structlog.typing import FilteringBoundLogger
 
-from stoker.errors import StokerError
 from stoker.model.execution import Baseline, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.sandbox.base import Box
@@ -90,7 +89,7 @@ class ReadyBoxes:
         if kind is None:
             kind = self._kinds[key] = _Kind(worker_class, baseline, policy)
         kind.asked_at, kind.failed = self._clock.monotonic(), False
-        box = kind.boxes.popleft() if kind.boxes else None
+        box = self._next(kind)
         self.taken += box is not None
         self._fill()
         return box
@@ -125,6 +124,14 @@ class ReadyBoxes:
     def _most(self, worker_class: str) -> int:
         ahead = self.ahead.get(worker_class)
         return ahead.most if ahead is not None else 0
+
+    def _next(self, kind: _Kind) -> Box | None:
+        while kind.boxes:
+            box = kind.boxes.popleft()
+            if not box.lost:
+                return box
+            self._discard(box)  # a guest that ended while it waited
+        return None
 
     def _empty(self, kind: _Kind) -> None:
         while kind.boxes:
@@ -170,8 +177,10 @@ class ReadyBoxes:
             box = await self._make(kind.baseline, kind.policy)
             if kind.policy.warm and not kind.policy.network:  # with a way out nothing is forked
                 await box.run(_WARM_UP, timeout_seconds=_WARM_UP_SECONDS)
-        except (StokerError, OSError) as error:
-            self._log.warning("box_ahead_failed", worker_class=kind.worker_class, error=str(error))
+        except Exception as error:  # noqa: BLE001 - a bug in one kind must not end all in silence
+            self._log.warning(
+                "box_ahead_failed", worker_class=kind.worker_class, error=str(error) or repr(error)
+            )
             if box is not None:
                 self._discard(box)
             return None

@@ -58,6 +58,11 @@ class GuestBox:
         self._interrupted = False
         self._removal: asyncio.Future[None] | None = None
 
+    @property
+    def lost(self) -> bool:
+        """Whether its guest ended by itself."""
+        return self.link.lost is not None
+
     async def run(self, request: RunRequest, *, timeout_seconds: float) -> BoxRun:
         """Run a program to its end, its limits or its timeout."""
         return await self.run_with(request, timeout_seconds=timeout_seconds)
