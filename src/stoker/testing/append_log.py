@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +96,7 @@ class AppendLog:
             lineage=self.lineage,
         )
 
-    def begin(self, requests: Sequence[Any], now: Instant) -> None:
+    def begin(self, requests: Sequence[Any], now: Instant, waiting: Iterable[Any]) -> None:
         """Open a group."""
 
     def expect(self, polls: Sequence[Any]) -> None:
@@ -111,7 +111,7 @@ class AppendLog:
     def settle(self, now: Instant) -> None:
         """Nothing happens by itself."""
 
-    def commit(self) -> None:
+    def commit(self, _meanwhile: Callable[[], None]) -> None:
         """Write the group's rows; sync where the ledger would."""
         if self._rows:
             os.write(self._descriptor, b"".join(self._rows))
