@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -118,6 +119,39 @@ def test_what_is_missing_or_something_else_is_not_used(tmp_path: Path, store: Re
     with pytest.raises(ArtifactDamaged, match="holds something else"):
         store.fetch(digest, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_equal_states_come_and_go_at_once(tmp_path: Path) -> None:
+    both = threading.Barrier(2, timeout=30)
+
+    class Meeting:
+        """A remote store in which each call waits for another one."""
+
+        def put(self, file: Path, _digest: str) -> None:
+            both.wait()
+            assert file.exists()
+
+        def fetch(self, digest: str, drafts: Path) -> Path:
+            (drafts / digest).write_bytes(b"state")
+            both.wait()
+            return drafts / digest
+
+    async def body() -> None:
+        kept = ArtifactStore(tmp_path / "kept")
+        states = States(kept, tmp_path / "drafts", Meeting())
+        backend = MemoryBackend()
+        one = await backend.create("box_a", Baseline(), TRUSTED)
+        two = await backend.create("box_b", Baseline(), TRUSTED)
+        saved, same = await asyncio.gather(states.keep(one), states.keep(two))
+        assert saved.digest == same.digest
+        lost = kept.path(saved.digest)
+        lost.unlink()
+        found, again = await asyncio.gather(states.found(saved), states.found(saved))
+        assert found.file == again.file == str(lost)
+        assert lost.read_bytes() == b"state"
+        assert list((tmp_path / "drafts").iterdir()) == []
+
+    asyncio.run(body())
 
 
 FETCHER = """
