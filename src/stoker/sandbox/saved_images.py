@@ -14,6 +14,7 @@ import hashlib
 import os
 import posixpath
 import re
+import stat
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,10 +23,12 @@ from typing import IO, Any, BinaryIO, NamedTuple, Protocol, Self, TypeVar, cast
 
 import msgspec
 
+from stoker.sandbox import kernel
+
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _DOCUMENT_BYTES_MAX = 4 * 1024 * 1024
 _HEADER_BYTES_MAX = 1024 * 1024
-"""Of one entry of an archive: long names and attributes."""
+"""Of one entry of an archive, all its headers: long names, attributes, holes."""
 _PARTS_MAX = 4096
 """Files in one archive of an image, and descriptors in one index."""
 _LAYERS_MAX = 256
@@ -132,6 +135,8 @@ def opened(path: Path) -> Iterator[Parts]:
     if path.is_dir():
         yield _Directory(path)
         return
+    if not path.is_file():  # to open a pipe would wait for whoever writes to it
+        raise Unusable("it is neither a file nor a directory")
     with path.open("rb") as file:
         if file.read(len(_GZIP)) == _GZIP:
             raise Unusable("the archive is compressed as a whole; save it without, or gunzip it")
@@ -139,18 +144,28 @@ def opened(path: Path) -> Iterator[Parts]:
 
 
 class _Directory:
-    """A layout in a directory; names are of our making, and no link of it is followed."""
+    """A layout in a directory: nothing outside it is read, and no link in it is followed."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def open(self, name: str) -> IO[bytes]:
-        """Open one file."""
+        """Open one file; an older image names its layers itself."""
+        root = os.open(self._path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY
         try:
-            found = os.open(self._path / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            found = kernel.openat2(root, os.fsencode(name), flags, resolve=kernel.RESOLVE_STRICT)
         except FileNotFoundError as error:
             raise KeyError(name) from error
-        return os.fdopen(found, "rb")
+        except OSError as error:
+            raise Unusable(f"{name[:80]!r} is no file in it ({error.strerror})") from error
+        finally:
+            os.close(root)
+        file = os.fdopen(found, "rb")
+        if not stat.S_ISREG(os.fstat(found).st_mode):
+            file.close()
+            raise KeyError(name)
+        return file
 
 
 class _Archive:
@@ -200,17 +215,26 @@ class _Section:
 
 
 class _Bounded:
-    """Gives an archive's reader what it asks for, unless a header claims to be huge."""
+    """Gives an archive's reader what it asks for, unless the headers of an entry are huge."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.tell, self.seek = file.tell, file.seek
+        self.left = _HEADER_BYTES_MAX
+        """What the headers of this entry may still take."""
 
     def read(self, length: int) -> bytes:
         """Return the next bytes."""
-        if not 0 <= length <= _HEADER_BYTES_MAX:
+        if not 0 <= length <= self.left:
             raise Unusable("the header of an entry is too long")
+        self.left -= length
         return self._file.read(length)
+
+
+_UNREADABLE = (
+    tarfile.TarError, ValueError, EOFError, RecursionError, LookupError, OverflowError
+)  # fmt: skip
+"""What the reader raises for archives that are cut short or forged."""
 
 
 def members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
@@ -220,12 +244,18 @@ def members(file: BinaryIO) -> Iterator[tarfile.TarInfo]:
         Unusable: it is no tar, or ends early.
     """
     file.seek(0)
+    source = _Bounded(file)
     try:
-        archive = tarfile.TarFile(fileobj=cast("Any", _Bounded(file)), errorlevel=2)
+        archive = tarfile.TarFile(fileobj=cast("Any", source), errorlevel=2)
         while (member := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # it would keep them all
+            archive.pax_headers = {}  # those for all entries that follow: no image needs them
+            member.pax_headers = {}
+            if member.size < 0:
+                raise Unusable("an entry is less than empty")  # it would be read again and again
+            source.left = _HEADER_BYTES_MAX
             yield member
-    except (tarfile.TarError, ValueError, EOFError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise Unusable(f"an archive in it cannot be read ({error})") from error
 
 
