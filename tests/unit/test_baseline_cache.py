@@ -1,16 +1,19 @@
 """What baselines keep on a machine is bounded, and none in use goes."""
 
 import asyncio
+import contextlib
+import fcntl
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from stoker.cli.main import app
-from stoker.sandbox import runtime
-from stoker.sandbox.baseline_cache import kept, prune
+from stoker.sandbox import baseline_cache, runtime
+from stoker.sandbox.baseline_cache import Kept, kept, prune
 from stoker.sandbox.baselines import Baselines
 from stoker.sandbox.roots import Roots
 from support.images import as_tar, digest, file, image
@@ -72,6 +75,69 @@ def test_a_removal_that_was_killed_is_ended_by_the_next(tmp_path: Path) -> None:
         assert kept(states=tmp_path, roots=tmp_path / "roots") == []
         prune(1 << 30, states=tmp_path, roots=tmp_path / "roots")
         assert [path.suffix for path in (tmp_path / "roots").iterdir()] == [".lock"]
+
+    asyncio.run(body())
+
+
+def test_what_a_killed_maker_left_goes_and_what_is_being_made_stays(tmp_path: Path) -> None:
+    drafts = [tmp_path / name for name in ("sha256-a.part", "recipe-a.part", "sha256-b.gone")]
+    for draft in drafts:
+        (draft / "half").mkdir(parents=True)
+    with contextlib.ExitStack() as makers:
+        for draft in drafts:
+            lock = makers.enter_context(draft.with_suffix(".lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        prune(1, states=tmp_path, roots=tmp_path)
+        assert all(draft.exists() for draft in drafts)
+    prune(1 << 30, states=tmp_path, roots=tmp_path)
+    assert not any(draft.exists() for draft in drafts)
+
+
+def test_two_may_make_room_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "ab":
+        (tmp_path / f"recipe-{name}").write_text("content")
+    (tmp_path / "content").write_bytes(b"s" * 500)
+
+    def listed_before_another_removed(*, states: Path, roots: Path) -> list[Kept]:
+        found = kept(states=states, roots=roots)
+        monkeypatch.setattr(baseline_cache, "kept", kept)
+        assert len(prune(1, states=states, roots=roots)) == 3
+        return found
+
+    async def body() -> None:
+        roots = Roots(tmp_path / "roots")
+        await roots.hold("box", str(made(tmp_path, "a")))
+        await roots.close()
+
+    asyncio.run(body())
+    monkeypatch.setattr(baseline_cache, "kept", listed_before_another_removed)
+    prune(1, states=tmp_path, roots=tmp_path / "roots")
+    assert kept(states=tmp_path, roots=tmp_path / "roots") == []
+    assert not (tmp_path / "content").exists()
+
+
+def test_who_finds_a_root_whose_maker_still_makes_room_waits_for_it(tmp_path: Path) -> None:
+    saved = str(made(tmp_path, "a"))
+    whole, waited = threading.Event(), threading.Event()
+
+    class Waiting(threading.Event):
+        """Tells that somebody waits."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.set()
+            return super().wait(timeout)
+
+    async def body() -> None:
+        maker, finder = Roots(tmp_path / "roots"), Roots(tmp_path / "roots")
+        maker.after_making = lambda: (whole.set(), waited.wait(30))
+        finder._stop = Waiting()
+        making = asyncio.create_task(maker.hold("box", saved))
+        assert await asyncio.to_thread(whole.wait, 30)
+        asked = await finder.hold("box", saved)
+        assert waited.is_set()
+        assert asked == await making
+        for roots in (maker, finder):
+            await roots.close()
 
     asyncio.run(body())
 

@@ -2,7 +2,8 @@
 
 The least recently used go first. A root that a living box is made of is locked by it and stays, and
 so does what is being built. A root that goes loses its name first, so a removal that is killed
-half-way leaves nothing that looks whole; the next one ends it.
+half-way leaves nothing that looks whole; the next one ends it, and removes what a killed maker
+left. Several may remove at once: each thing is removed under its lock.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.sandbox.removal import remove_tree
-from stoker.sandbox.roots import ABOUT, Root
+from stoker.sandbox.roots import ABOUT, DRAFT, Root
 
 GONE = ".gone"
 
@@ -44,8 +45,11 @@ def prune(bytes_max: int, *, states: Path, roots: Path) -> list[Kept]:
     Raises:
         OSError: something could not be removed; the next call goes on.
     """
-    for left in roots.glob(f"*{GONE}"):
-        remove_tree(left)
+    drafts = (*roots.glob(f"*{DRAFT}"), *states.glob(f"recipe-*{DRAFT}"))
+    for left in (*roots.glob(f"*{GONE}"), *drafts):
+        with _taken(left) as taken:
+            if taken:  # nobody makes or removes it
+                remove_tree(left)
     found = kept(states=states, roots=roots)
     total = sum(one.size_bytes for one in found)
     removed = []
@@ -93,18 +97,25 @@ def _remove(one: Kept, *, states: Path, roots: Path) -> bool:
     with _taken(target) as taken:
         if not taken:
             return False
-        if one.kind == "state":
-            state = states / target.read_text(encoding="ascii")
-            target.unlink()
-            # Two recipes may have made the same; whoever reads it has it open.
-            others = (other for other in states.glob("recipe-*") if not other.suffix)
-            if all(other.read_text(encoding="ascii") != state.name for other in others):
-                state.unlink(missing_ok=True)
-            return True
-        gone = target.with_suffix(GONE)
-        target.rename(gone)
-        remove_tree(gone)
+        with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+            if one.kind == "state":
+                _remove_state(target)
+            else:
+                gone = target.with_suffix(GONE)
+                target.rename(gone)
+                remove_tree(gone)
     return True
+
+
+def _remove_state(recipe: Path) -> None:
+    name = recipe.read_text(encoding="ascii")
+    recipe.unlink()
+    # Two recipes may have made the same; whoever reads it has it open.
+    for other in recipe.parent.glob("recipe-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if not other.suffix and other.read_text(encoding="ascii") == name:
+                return
+    recipe.with_name(name).unlink(missing_ok=True)
 
 
 def _locked(target: Path) -> bool:

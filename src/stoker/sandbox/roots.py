@@ -42,6 +42,7 @@ OWN = frozenset({"dev", "proc", "sys", "tmp", "workspace", ".stoker"})
 _ENTRIES_MAX = 2_000_000
 _PAUSE_SECONDS = 0.05
 ABOUT = "about.json"
+DRAFT = ".part"
 
 Tell = Callable[[str], None]
 
@@ -166,7 +167,7 @@ class Roots:
                 if not first:
                     return
                 self._tell(f"unpacking {source.path} ({source.digest})")
-                draft = target.with_suffix(".part")
+                draft = target.with_suffix(DRAFT)
                 remove_tree(draft)
                 try:
                     _whole(source, draft, self)
@@ -189,13 +190,15 @@ class Roots:
 
     @contextlib.contextmanager
     def _locked(self, target: Path) -> Iterator[bool]:
-        """Hold the lock on ``target``, or say that somebody else made it (and may be using it)."""
+        """Hold the lock on ``target``, or say that somebody else made it and is done with that."""
         lock = os.open(target.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            while not target.exists() and not _taken(lock):
+            while not (_shared(lock) if (there := target.exists()) else _taken(lock)) or (
+                there != target.exists()  # made or removed just before the lock was ours
+            ):
                 if self._stop.wait(_PAUSE_SECONDS):
                     raise InterruptedError
-            yield not target.exists()
+            yield not there
         finally:
             os.close(lock)
 
@@ -208,12 +211,17 @@ class Roots:
         self._tell(line)
 
 
-def _taken(lock: int) -> bool:
+def _taken(lock: int, how: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _shared(lock: int) -> bool:
+    """Take a lock that waits for who makes or removes a root, not for who uses it."""
+    return _taken(lock, fcntl.LOCK_SH)
 
 
 def _unusable(path: Path, error: Exception) -> ConfigInvalid:
