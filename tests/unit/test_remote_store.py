@@ -111,6 +111,27 @@ def test_content_of_many_parts_comes_back_and_is_put_once(
     store.put(file, digest)
 
 
+def test_no_request_fetches_more_than_a_slow_line_bears(
+    tmp_path: Path, store: RemoteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "_PIECE_BYTES", 1000)
+    monkeypatch.delattr(store._obstore, "get")
+    asked: list[int] = []
+    ranged = store._obstore.get_range
+
+    def get_range(*of: object, start: int, end: int) -> object:
+        asked.append(end - start)
+        return ranged(*of, start=start, end=end)
+
+    monkeypatch.setattr(store._obstore, "get_range", get_range)
+    for content, pieces in ((b"", []), (b"x" * 1000, [1000]), (b"y" * 2001, [1000, 1000, 1])):
+        asked.clear()
+        file, digest = written(tmp_path, content)
+        store.put(file, digest)
+        assert store.fetch(digest, tmp_path).read_bytes() == content
+        assert asked == pieces
+
+
 def test_what_is_missing_or_something_else_is_not_used(tmp_path: Path, store: RemoteStore) -> None:
     file, digest = written(tmp_path, b"right")
     with pytest.raises(ArtifactDamaged, match="neither here nor in"):

@@ -11,6 +11,7 @@ core's users. boto3 brings 33 MB and blocks per request, aiobotocore pins boto's
 """
 
 import datetime as dt
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ _RETRIES_MAX = 4
 _TRIED_SECONDS = 20.0
 """How long one request is tried again."""
 _REQUEST_SECONDS = 60
+"""Of one request, its whole body included."""
+_PIECE_BYTES = 16 * 1024 * 1024
+"""What one request fetches: a slow line must bear it within that time."""
 
 
 class RemoteStore:
@@ -86,6 +90,12 @@ class RemoteStore:
         except (FileNotFoundError, self._obstore.exceptions.NotFoundError):
             return False
 
+    def _pieces(self, digest: str) -> Iterator[bytes]:
+        size = self._obstore.head(self._store, digest)["size"]
+        for start in range(0, size, _PIECE_BYTES):
+            end = min(start + _PIECE_BYTES, size)
+            yield self._obstore.get_range(self._store, digest, start=start, end=end)
+
     def fetch(self, digest: str, drafts: Path) -> Path:
         """Return a file in ``drafts`` that holds ``digest``.
 
@@ -97,7 +107,7 @@ class RemoteStore:
         found = blake2b(digest_size=32)
         try:
             with draft.open("xb") as into:
-                for piece in self._obstore.get(self._store, digest):
+                for piece in self._pieces(digest):
                     found.update(piece)
                     into.write(piece)
             if found.hexdigest() != digest:

@@ -78,6 +78,6 @@ class States:
         try:
             yield own
         finally:
-            # A thread of a call that was cancelled may still write; the next incarnation removes it.
+            # A thread of a cancelled call may still write: the next incarnation removes it.
             with contextlib.suppress(OSError):
                 remove_tree(own)
