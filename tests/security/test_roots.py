@@ -11,10 +11,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import msgspec
 import pytest
 
 from stoker.errors import BoxFailed, BranchUnavailable, ConfigInvalid, IsolationUnavailable
-from stoker.model.execution import Baseline, BaselineBuild, Destination, ExecutionPolicy, Rung
+from stoker.model.execution import (
+    Baseline,
+    BaselineBuild,
+    Destination,
+    ExecutionPolicy,
+    Mount,
+    Rung,
+)
 from stoker.model.tools import RunRequest
 from stoker.sandbox.baselines import Baselines
 from stoker.sandbox.host import SandboxHost
@@ -257,6 +265,33 @@ def test_links_of_an_image_lead_into_it_alone(tmp_path: Path) -> None:
     assert (tree / "victim").read_text() == "mine"
     assert not os.path.lexists(tree / "disk")
     assert not os.path.lexists(tree / "pipe")
+
+
+@pytest.mark.every_backend
+@pytest.mark.parametrize("rung", ON)
+def test_no_mount_point_is_made_through_a_link_of_an_image(
+    tmp_path: Path, kept: Path, rung: Rung
+) -> None:
+    outside = kept / "outside"
+    outside.mkdir()
+    outside.chmod(0o777)
+    links = (link("data", str(outside)), link("old", f"/oldroot{outside}"), directory("srv"))
+    saved = as_tar(image((*links, link("srv/deep", str(outside)))).parts(), tmp_path / "image.tar")
+
+    async def body() -> None:
+        async with SandboxHost.open(tmp_path / "state") as host:
+            kept_in(host, kept)
+            backend = sandbox.backend_of(host, rung)
+            for target in ("/data/in", "/old/in", "/srv/deep/in", "/srv/../data/in", "/data"):
+                mount = Mount(source=str(kept / "states"), target=target)
+                policy = msgspec.structs.replace(sandbox.policy_of(rung), mounts=(mount,))
+                with pytest.raises((IsolationUnavailable, ConfigInvalid, BoxFailed)) as refused:
+                    await backend.create("box_one", Baseline(root=str(saved)), policy)
+                assert list(outside.iterdir()) == [], target
+                assert "link" in refused.value.message or ".." in target
+            await backend.close()
+
+    run(body)
 
 
 def damaged(parts: dict[str, bytes], which: str) -> dict[str, bytes]:

@@ -127,9 +127,13 @@ def test_who_finds_a_root_whose_maker_still_makes_room_waits_for_it(tmp_path: Pa
             waited.set()
             return super().wait(timeout)
 
+    def room() -> None:
+        whole.set()
+        waited.wait(30)
+
     async def body() -> None:
         maker, finder = Roots(tmp_path / "roots"), Roots(tmp_path / "roots")
-        maker.after_making = lambda: (whole.set(), waited.wait(30))
+        maker.after_making = room
         finder._stop = Waiting()
         making = asyncio.create_task(maker.hold("box", saved))
         assert await asyncio.to_thread(whole.wait, 30)

@@ -25,7 +25,7 @@ from stoker.sandbox.base import not_offered
 from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.branching import Beginning, bounds_of
 from stoker.sandbox.removal import remove_tree
-from stoker.sandbox.roots import BYTES_MAX, Root, Roots
+from stoker.sandbox.roots import BYTES_MAX, Root, Roots, through_link
 from stoker.sandbox.states import Bounds, Unkept, pack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
@@ -86,7 +86,8 @@ class Baselines:
 
         Raises:
             BranchUnavailable: boxes of ``backend`` have no root file system of their own.
-            IsolationUnavailable: it is pinned to another digest, or has no way out to a network.
+            IsolationUnavailable: it is pinned to another digest, has no way out to a network,
+                or a link of its root lies where the policy mounts something.
             ConfigInvalid: its files cannot be read.
         """
         root = ""
@@ -99,7 +100,15 @@ class Baselines:
                     "out to a network needs the host's interpreter in the box; leave the network "
                     "out of the policy"
                 )
-            root = (await self.roots.hold(box_id, baseline.root)).digest
+            held = await self.roots.hold(box_id, baseline.root)
+            root = held.digest
+            for mount in policy.mounts:
+                # A mount point made through it would lie wherever on the host the image says.
+                if through_link(held, mount.target):
+                    raise IsolationUnavailable(
+                        f"baseline {baseline.name!r} has a link on the way to {mount.target}; "
+                        "mount it at another place"
+                    )
         digest = backend.host.baseline_digest(baseline, await self.key(baseline), root)
         if baseline.digest and baseline.digest != digest:
             raise IsolationUnavailable(

@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import os
 import platform
+import posixpath
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -331,6 +332,13 @@ def _copied(source: _Source, tree: Path, bounds: Bounds) -> int:
         finally:
             os.close(opened)
         return size
+
+
+def through_link(root: Root, target: str) -> bool:
+    """Return whether a link of ``root`` lies on the way to ``target`` in its boxes, or is there."""
+    parts = posixpath.normpath(target).strip("/").split("/")
+    ways = (Path(root.tree, *parts[:depth]) for depth in range(1, len(parts) + 1))
+    return parts[0] not in OWN and any(way.is_symlink() for way in ways)
 
 
 def _real_directory(tree: Path, name: str) -> str:
