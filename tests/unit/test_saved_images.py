@@ -1,5 +1,6 @@
 """Saved images that are forged: nothing outside is read, no reader is led astray or overfed."""
 
+import asyncio
 import io
 import itertools
 import os
@@ -10,8 +11,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from stoker.sandbox.roots import Roots
+from stoker.sandbox.runtime import RuntimeFiles
 from stoker.sandbox.saved_images import Unusable, described, members, opened
-from support.images import file, image
+from stoker.sandbox.views import root_view
+from support.images import as_tar, directory, file, image, link
 
 MACHINE = platform.machine()
 
@@ -88,3 +92,31 @@ def test_a_pipe_is_waited_for_nowhere(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "image.tar")
     with pytest.raises(Unusable, match="neither"), opened(tmp_path / "image.tar"):
         pass
+
+
+def test_names_that_are_no_text_cannot_be_shown_and_harm_no_box(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"\xff")
+    built = image((directory(odd), link("app", odd), link(f"{odd}l", "a")), working_dir="/app")
+    saved = as_tar(built.parts(), tmp_path / "image.tar")
+
+    async def body() -> None:
+        roots = Roots(tmp_path / "roots")
+        root = await roots.hold("box", str(saved))
+        assert root.directory == ""
+        files = RuntimeFiles(
+            launcher=None,
+            launcher_missing="",
+            python=tmp_path,
+            scripts=tmp_path,
+            egress=tmp_path,
+            etc=tmp_path,
+            key="",
+            baselines=tmp_path,
+            roots=tmp_path,
+        )
+        view = root_view(files, root)
+        assert view.links == []
+        assert len(view.binds) == 1, "our scripts"
+        await roots.close()
+
+    asyncio.run(body())

@@ -361,4 +361,13 @@ def _real_directory(tree: Path, name: str) -> str:
         os.close(found)
     inside = path.removeprefix(os.path.realpath(tree))
     taken = inside.split("/")[1:2] and inside.split("/")[1] in OWN and inside != WORKSPACE
-    return "" if taken else inside
+    return "" if taken or not plain(inside) else inside
+
+
+def plain(name: str) -> bool:
+    """Return whether a name can be said in UTF-8; an image's others are not shown at its top."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

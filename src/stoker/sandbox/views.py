@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stoker.errors import ToolRefused
-from stoker.sandbox.roots import OWN, WORKSPACE, Root
+from stoker.sandbox.roots import OWN, WORKSPACE, Root, plain
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS, RuntimeFiles
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -65,10 +65,11 @@ def _root_view(*, tree: str, directory: str, scripts: str) -> View:
     links, binds = [], []
     with os.scandir(tree) as entries:
         for entry in sorted(entries, key=lambda e: e.name):
-            if entry.name in OWN:
+            if entry.name in OWN or not plain(entry.name):
                 continue
             if entry.is_symlink():
-                links.append((f"/{entry.name}", os.readlink(entry.path)))  # noqa: PTH115 - as above
+                target = os.readlink(entry.path)  # noqa: PTH115 - as above
+                links += [(f"/{entry.name}", target)] if plain(target) else []
             else:
                 binds.append((entry.path, f"/{entry.name}"))
     env = next((f"/{name}" for name in _ENV if os.path.lexists(f"{tree}/{name}")), "")
