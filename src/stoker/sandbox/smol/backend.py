@@ -322,10 +322,10 @@ def _home(host: SandboxHost) -> Path:
     if host.root:
         return HOMES / host.mark
     try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        home = Path.home()
     except RuntimeError:  # a user without a home: paths of sockets may be too long there
         return host.state_directory / "smol"
-    return cache / "stoker" / "smol" / host.mark
+    return home / ".cache" / "stoker" / "smol" / host.mark
 
 
 def _host_name(box_id: str) -> str:
