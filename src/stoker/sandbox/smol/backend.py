@@ -9,7 +9,6 @@ answer is yes on hosts where every machine hangs.
 import asyncio
 import contextlib
 import importlib.util
-import os
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
