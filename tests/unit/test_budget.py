@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stoker.config.tree import BudgetSettings
 from stoker.coordinator.budget import Budget
 from stoker.coordinator.coordinator import Coordinator
+from stoker.coordinator.group_keeper import GroupKeeper
 from stoker.coordinator.partition import Partition
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.model.events import Finished
@@ -51,7 +52,8 @@ def test_what_a_restart_gives_up_was_spent() -> None:
     budget, told = Budget(BudgetSettings(tokens=100)), Told()
     coordinator = Coordinator.__new__(Coordinator)
     coordinator.flow = cast("Any", told)
-    coordinator.parts = cast("Any", SimpleNamespace(budget=budget))
+    plan = SimpleNamespace(group_size=1, spare=0)
+    coordinator.keeper = GroupKeeper(cast("Any", plan), cast("Any", None), None, budget)
     coordinator._known = {("t", 0)}
     given_up = ActiveRollout(admitted=ADMITTED, seq=0, tokens=100)
     coordinator._restart(given_up)
