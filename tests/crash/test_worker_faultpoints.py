@@ -140,7 +140,7 @@ def test_b8_killed_while_giving_back_a_cancelled_action(tmp_path: Path, point: s
             await run.cancel(action)
             assert (await run.completion(action)).status is CompletionStatus.CANCELLED
             await run.ended(process)
-            run.start()
+            await run.working(run.start())  # it has swept by then
             reclaimed = await run.event(lambda e: e.kind == "reclaimed")
             assert reclaimed.action_id == action.action_id
             assert run.count(action) == 1
