@@ -9,7 +9,7 @@ import typer
 
 from stoker.broker.base import Append, AppendBatch, Attach, Ledger
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
-from stoker.cli.output import answers, counted, write_json
+from stoker.cli.output import answers, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.errors import BadInput
@@ -80,7 +80,7 @@ def branch(
         write_json(made)
         return
     moved = "" if made.step == at_step else f" (the nearest before {at_step})"
-    what = f"{counted(count, 'branch')}".replace("branchs", "branches")
+    what = "1 branch" if count == 1 else f"{count} branches"
     answers().print(
         cell(f"{what} of {made.parent} at step {made.step}{moved}: {', '.join(made.rollouts)}"),
         soft_wrap=True,

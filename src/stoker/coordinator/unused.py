@@ -60,7 +60,10 @@ class Unused:
 
 
 def cause_of(rollout: ActiveRollout) -> str | None:
-    """Return where a rollout is that is not on the lane; ``None``: it is, with a call at least."""
+    """Return where a rollout is that is not on the lane; ``None``: it is, with a call at least.
+
+    One that awaits actions of several classes counts for the first it asked for.
+    """
     calls = rollout.calls.values()
     if any(call.verb is Verb.GENERATE for call in calls):
         return None

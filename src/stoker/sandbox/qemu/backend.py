@@ -5,18 +5,17 @@ only after a guest was booted, forked and asked here, each within a deadline.
 """
 
 import asyncio
-import contextlib
 import os
 from collections.abc import Mapping
 from functools import partial
 
 import msgspec
 
-from stoker.errors import BoxFailed, IsolationUnavailable, StokerError
+from stoker.errors import BoxFailed, IsolationUnavailable
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Isolation, Limits, Rung
-from stoker.model.tools import RunRequest, Tests, Verdict
+from stoker.model.tools import Tests, Verdict
 from stoker.sandbox.base import BoxOffer, Strength, not_offered
 from stoker.sandbox.cgroups import Group
 from stoker.sandbox.host import SandboxHost
@@ -26,10 +25,10 @@ from stoker.sandbox.qemu import image, origin, parts
 from stoker.sandbox.qemu.machine import OVERHEAD_BYTES, Machine, migrating, start
 from stoker.sandbox.qemu.origin import Origin
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
+from stoker.sandbox.vm import guests
 from stoker.sandbox.vm.box import GuestBox
 from stoker.sandbox.vm.link import GuestLost
 from stoker.seams.clock import SystemClock
-from stoker.seams.entropy import fresh_id
 
 _BOOT_SECONDS = {"kvm": 20.0, "tcg": 180.0}
 """Emulation on a busy host is slow; a guest that hangs is found out all the same."""
@@ -95,33 +94,11 @@ class QemuBackend:
     async def _canary(self) -> str:
         limits = Limits(memory_bytes=256 * MEBIBYTE, disk_bytes=64 * MEBIBYTE)
         policy = ExecutionPolicy(isolation=Isolation.QEMU, limits=limits)
-        name = fresh_id("canary_")
-        box = None
-        try:
-            box = await self.create(name, Baseline(), policy)
-            request = RunRequest(argv=("python", "-I", "-c", _CANARY))
-            run = await box.run(request, timeout_seconds=_FORK_SECONDS)
-        except (StokerError, OSError) as error:
-            return f"a guest could not be run: {error}"
-        finally:
-            if box is not None:
-                await box.destroy()
-        expected = f"{_hostname(name)} 1000 ['lo']"
-        if not run.result.ok or run.result.text != expected:
-            return f"a guest ran but did not hold: {run.result.text[:300]}"
-        return ""
+        return await guests.canary(self, policy, _CANARY, "1000 ['lo']", seconds=_FORK_SECONDS)
 
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse what guests do not have."""
-        for what, asked in (
-            ("mounts", policy.mounts),
-            ("a way out to the network", policy.network),
-        ):
-            if asked:
-                raise IsolationUnavailable(
-                    f"qemu boxes have no {what}; leave it out of the policy, or set "
-                    'isolation = "namespace"'
-                )
+        guests.refuse_beyond(Isolation.QEMU, policy)
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> GuestBox:
         """Fork a guest; see ``base.Backend``."""
@@ -130,7 +107,7 @@ class QemuBackend:
         self.host.alive.add(box_id)
         group = machine = None
         try:
-            pinned = self._pinned(baseline)
+            pinned = guests.pinned(self.host, Isolation.QEMU, baseline)
             base = await self.origin_of(policy.limits)
             record = self._planned(record)
             self.host.ledger.write(record)
@@ -159,7 +136,7 @@ class QemuBackend:
             with base.state() as state:
                 machine.tell(*migrating("migrate-incoming"), passing=state)
             await machine.link.adopt(
-                _hostname(record.box_id),
+                guests.host_name(record.box_id),
                 int(_clock.now().wall * 1e9),
                 {
                     "memory_bytes": limits.memory_bytes,
@@ -212,19 +189,6 @@ class QemuBackend:
         bounds = Limits(memory_bytes=needed + OVERHEAD_BYTES, processes_max=_EMULATOR_THREADS)
         return self.host.tree.create(record.group, bounds)
 
-    def _pinned(self, baseline: Baseline) -> Baseline:
-        if baseline.build is not msgspec.UNSET:  # an empty workspace would be another baseline
-            raise not_offered("baselines with files or setup", "qemu")
-        if baseline.root is not msgspec.UNSET:  # a guest has its own
-            raise not_offered("baselines with a root of their own", "qemu")
-        digest = self.host.baseline_digest(baseline)
-        if baseline.digest and baseline.digest != digest:
-            raise IsolationUnavailable(
-                f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "
-                f"{digest}; use the interpreter the run was made with"
-            )
-        return msgspec.structs.replace(baseline, digest=digest)
-
     async def _undone(
         self, record: BoxRecord, machine: Machine | None, group: Group | None
     ) -> None:
@@ -236,12 +200,7 @@ class QemuBackend:
             await self.host.remove(record)
             self.boxes.pop(record.box_id, None)
 
-        removal = asyncio.ensure_future(remove())
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(removal)
-        if not removal.done():
-            await asyncio.wait([removal])
-        removal.result()
+        await guests.to_its_end(remove())
 
     async def restore(
         self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
@@ -293,11 +252,6 @@ class QemuBackend:
         for made in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(made, Origin):
                 made.close()
-
-
-def _hostname(box_id: str) -> str:
-    """Return a name a host may have."""
-    return "".join(c if c.isalnum() else "-" for c in box_id)[:60].strip("-") or "box"
 
 
 def _strengths() -> tuple[Strength, ...]:

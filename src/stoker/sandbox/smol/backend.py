@@ -13,13 +13,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
-from stoker.errors import BoxFailed, IsolationUnavailable, StokerError
+from stoker.errors import BoxFailed
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Isolation, Limits, Rung
-from stoker.model.tools import RunRequest, Tests, Verdict
+from stoker.model.tools import Tests, Verdict
 from stoker.sandbox.base import BoxOffer, Strength, not_offered
 from stoker.sandbox.guest.place import Limits as GuestLimits
 from stoker.sandbox.host import SandboxHost
@@ -29,6 +27,7 @@ from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 from stoker.sandbox.smol import tree
 from stoker.sandbox.smol.engine import EngineError
 from stoker.sandbox.smol.machines import BOX_LABEL, INCARNATION_LABEL, Machines, machine_name
+from stoker.sandbox.vm import guests
 from stoker.sandbox.vm.box import GuestBox
 from stoker.sandbox.vm.link import GuestLink, GuestLost
 from stoker.seams.entropy import fresh_id
@@ -96,38 +95,16 @@ class SmolBackend:
     async def _canary(self) -> str:
         limits = Limits(memory_bytes=128 * MEBIBYTE, disk_bytes=16 * MEBIBYTE)
         policy = ExecutionPolicy(isolation=Isolation.MICROVM, limits=limits)
-        name = fresh_id("canary_")
-        box = None
-        try:
-            box = await self.create(name, Baseline(), policy)
-            request = RunRequest(argv=("python", "-I", "-c", _CANARY))
-            run = await box.run(request, timeout_seconds=_CANARY_SECONDS)
-        except (StokerError, OSError) as error:
-            return f"a machine could not be run: {error}"
-        finally:
-            if box is not None:
-                await box.destroy()
-        expected = f"{_host_name(name)} 1000 alone"
-        if not run.result.ok or run.result.text != expected:
-            return f"a machine ran but did not hold: {run.result.text[:300]}"
-        return ""
+        return await guests.canary(self, policy, _CANARY, "1000 alone", seconds=_CANARY_SECONDS)
 
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse what these machines do not have."""
-        for what, asked in (
-            ("mounts", policy.mounts),
-            ("a way out to the network", policy.network),
-        ):
-            if asked:
-                raise IsolationUnavailable(
-                    f"microvm boxes have no {what}; leave it out of the policy, or set "
-                    'isolation = "namespace"'
-                )
+        guests.refuse_beyond(Isolation.MICROVM, policy)
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> GuestBox:
         """Branch a machine off the one of its size; see ``base.Backend``."""
         self.check(policy)
-        pinned = self._pinned(baseline)
+        pinned = guests.pinned(self.host, Isolation.MICROVM, baseline)
         origin = await self.origin_of(policy.limits)
         made = partial(self._off_origin, origin, self.name_of(box_id))
         return await self._made(box_id, pinned, policy, made)
@@ -164,7 +141,9 @@ class SmolBackend:
         try:
             self.host.ledger.write(record)
             await make()
-            link = await self.machines.adopted(name, _host_name(box_id), _guest(policy.limits))
+            link = await self.machines.adopted(
+                name, guests.host_name(box_id), _guest(policy.limits)
+            )
         except BaseException as error:
             await self._undone(record, name, None)
             if isinstance(error, OSError | GuestLost | EngineError):
@@ -211,19 +190,6 @@ class SmolBackend:
         """Return the name of a box's machine."""
         return machine_name(box_id)
 
-    def _pinned(self, baseline: Baseline) -> Baseline:
-        if baseline.build is not msgspec.UNSET:  # an empty workspace would be another baseline
-            raise not_offered("baselines with files or setup", "microvm")
-        if baseline.root is not msgspec.UNSET:  # a machine has its own
-            raise not_offered("baselines with a root of their own", "microvm")
-        digest = self.host.baseline_digest(baseline)
-        if baseline.digest and baseline.digest != digest:
-            raise IsolationUnavailable(
-                f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "
-                f"{digest}; use the interpreter the run was made with"
-            )
-        return msgspec.structs.replace(baseline, digest=digest)
-
     async def _undone(self, record: BoxRecord, name: str, link: GuestLink | None) -> None:
         async def remove() -> None:
             if link is not None:
@@ -233,13 +199,7 @@ class SmolBackend:
             await self.host.remove(record)
             self.boxes.pop(record.box_id, None)
 
-        removal = asyncio.ensure_future(remove())
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(removal)
-        while not removal.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([removal])
-        removal.result()
+        await guests.to_its_end(remove())
 
     async def judge(
         self,
@@ -325,11 +285,6 @@ def _home(host: SandboxHost) -> Path:
     except RuntimeError:  # a user without a home: paths of sockets may be too long there
         return host.state_directory / "smol"
     return home / ".cache" / "stoker" / "smol" / host.mark
-
-
-def _host_name(box_id: str) -> str:
-    """Return a name a host may have."""
-    return "".join(c if c.isalnum() else "-" for c in box_id)[:60].strip("-") or "box"
 
 
 def _guest(limits: Limits) -> GuestLimits:
