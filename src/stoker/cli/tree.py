@@ -66,7 +66,7 @@ class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     branched: BranchedFrom | None
     """``None``: the run itself began it."""
     environments: tuple[Lived, ...]
-    """In the order they were opened."""
+    """Each after the one it was branched off, and otherwise as the program opened them."""
 
 
 def lineage(events: Sequence[JournalEvent], read: Read) -> Lineage:
@@ -100,7 +100,10 @@ def lineage(events: Sequence[JournalEvent], read: Read) -> Lineage:
         index=first.index,
         epoch=first.epoch,
         branched=None if first.branched is msgspec.UNSET else first.branched,
-        environments=tuple(found.values()),
+        # Branches asked for at once are delivered in any order; the program knows only its own.
+        environments=tuple(
+            sorted(found.values(), key=lambda one: (one.generation, _verbs(one.path)))
+        ),
     )
 
 
@@ -126,6 +129,10 @@ def tree(told: Lineage) -> Tree:
         for kept in one.checkpoints:
             node.add(cell(f"checkpoint {kept.digest[:_DIGITS]}  step {kept.step}", "dim"))
     return top
+
+
+def _verbs(path: CallPath) -> tuple[int, ...]:
+    return tuple(map(int, path.split(".")))
 
 
 def _lived(path: CallPath, step: int, asked: bytes, got: bytes) -> Lived:
