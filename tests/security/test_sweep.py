@@ -21,6 +21,7 @@ from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, oci_runtimes
 from stoker.sandbox.cgroups import find_tree
 from stoker.sandbox.container import ContainerBackend
+from stoker.sandbox.files import WorkspaceFiles
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.local import LocalBackend
@@ -222,6 +223,43 @@ def test_destroying_a_box_at_work_ends_its_action(tmp_path: Path, rung: Rung) ->
                 await box.run(RunRequest(argv=("true",)), timeout_seconds=1)
 
     sandbox.run(body)
+
+
+@pytest.mark.parametrize("rung", HERE)
+def test_a_half_made_box_goes_however_often_its_maker_is_cancelled(
+    tmp_path: Path, rung: Rung, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        removing, may = asyncio.Event(), asyncio.Event()
+        remove = SandboxHost.remove
+
+        async def later(host: SandboxHost, record: BoxRecord) -> None:
+            removing.set()
+            await may.wait()
+            await remove(host, record)
+
+        async with SandboxHost.open(tmp_path) as host:
+            backend = backend_of(host, rung)
+            monkeypatch.setattr(SandboxHost, "remove", later)
+            monkeypatch.setattr(WorkspaceFiles, "__init__", _fails)
+            making = asyncio.ensure_future(backend.create("box_half", Baseline(), policy_of(rung)))
+            await removing.wait()
+            for _ in range(3):
+                making.cancel()
+                await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert not making.done()
+            may.set()
+            with pytest.raises(BoxFailed, match="nothing of it is left"):
+                await making
+            assert list(host.ledger.records()) == []
+            assert host.leaked() == 0
+
+    sandbox.run(body)
+
+
+def _fails(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 async def _created_and_run(backend: LocalBackend) -> None:

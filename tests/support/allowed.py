@@ -86,6 +86,8 @@ BOUNDARIES = {
     "sandbox/inside/solution_server.py:_called": "whatever the answer raises is its doing",
     "sandbox/inside/solution_server.py:_raised": "the answer's exception may have a hostile str",
     "sandbox/inside/solution_server.py:main": "whatever loading the answer raises is its doing",
+    "sandbox/supervise.py:_Supervision._watch": "raised once nothing of the action is left",
+    "sandbox/supervise.py:_Supervision._judged": "raised again as a failure of ours",
     "sandbox/smol/engine_main.py:Engine._answer": "whatever the SDK raises is its caller's fault",
     "testing/conformance.py:_capabilities": "a foreign engine may raise anything",
     "testing/conformance.py:_tried": "a foreign engine may raise anything",

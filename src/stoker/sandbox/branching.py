@@ -19,6 +19,7 @@ from stoker.model.execution import Baseline, ExecutionPolicy, Limits
 from stoker.sandbox import states
 from stoker.sandbox.base import Branch, not_offered
 from stoker.sandbox.states import Bounds, Packed, Unkept
+from stoker.sandbox.undoing import seen_out
 from stoker.sandbox.unpacking import unpack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
@@ -79,9 +80,7 @@ async def branches_of(box: "LocalBox", count: int) -> tuple[Branch, ...]:
         except BaseException:
             # All of them, whatever becomes of one of them or of us meanwhile.
             ends = asyncio.gather(*(b.box.destroy() for b in made), return_exceptions=True)
-            while not ends.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.shield(ends)
+            await seen_out(ends)
             raise
     return tuple(made)
 
@@ -217,9 +216,7 @@ async def whole(work: Callable[[], T], undo: Callable[[T], None]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        while not task.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
+        await seen_out(task)
         if not task.cancelled() and task.exception() is None:
             undo(task.result())
         raise

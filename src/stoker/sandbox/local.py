@@ -5,7 +5,6 @@ order of making, supervising and removing is the same for all and lives here.
 """
 
 import asyncio
-import contextlib
 import os
 import resource
 from abc import ABC, abstractmethod
@@ -39,6 +38,7 @@ from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import make_public
 from stoker.sandbox.starts import Unstarted, as_reported, unstarted
 from stoker.sandbox.supervise import Ended, Starter, Watcher, Work, supervise
+from stoker.sandbox.undoing import seen_out, to_its_end
 from stoker.sandbox.warm import WarmServer
 from stoker.sandbox.watchers import at_most, cpu_of, disk_watcher, mounts_full, tree_watcher
 
@@ -217,7 +217,7 @@ class LocalBox:
             return await asyncio.shield(self._action)
         except asyncio.CancelledError:
             self._action.cancel()
-            await asyncio.wait([self._action])
+            await seen_out(self._action)
             current = asyncio.current_task()
             if current is not None and not current.cancelling():
                 raise BoxFailed(f"box {self.box_id} was removed while its action ran") from None
@@ -445,11 +445,7 @@ class LocalBackend(ABC):
 
     async def _undo(self, record: BoxRecord) -> None:
         box = self.boxes.get(record.box_id)
-        removal = asyncio.ensure_future(box.destroy() if box else self.host.remove(record))
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.shield(removal)
-        if not removal.done():
-            await asyncio.wait([removal])
+        await to_its_end(box.destroy() if box else self.host.remove(record))
 
     async def judge(
         self,

@@ -17,12 +17,14 @@ from typing import Protocol
 
 import msgspec
 
+from stoker.errors import BoxFailed
 from stoker.model.completion import Usage
 from stoker.model.execution import Limits
 from stoker.model.tools import LimitKind, RunResult, Stream
 from stoker.sandbox.cgroups import Counters, Group, kill_all
 from stoker.sandbox.maker_client import Started
 from stoker.sandbox.making import Exited, WorkOrder
+from stoker.sandbox.undoing import seen_out
 
 _READ_BYTES = 256 * 1024
 _PIPE_BYTES = 1024 * 1024
@@ -170,6 +172,8 @@ class _Supervision:
         self._feed: _Feed | None = None
         self._next_look: asyncio.TimerHandle | None = None
         self._cpu_seen = 0.0
+        self._blind: Exception | None = None
+        """Why a limit could not be looked at; the action was ended for it."""
         cap = work.limits.output_bytes
         self._out = _Drain(cap, lambda: self._stop(LimitKind.OUTPUT))
         self._err = _Drain(cap, lambda: self._stop(LimitKind.OUTPUT))
@@ -189,7 +193,7 @@ class _Supervision:
                     self._next_look.cancel()
         finally:
             await _uncancelled(self._clear())
-        return self._verdict(exited)
+        return self._judged(exited)
 
     async def _start(self) -> Started:
         work = self._work
@@ -252,7 +256,14 @@ class _Supervision:
 
     def _watch(self) -> None:
         assert self._started is not None, "nothing is watched before it is started"
-        self._look_in(self._look(self._started.pid.result()))
+        try:
+            left = self._look(self._started.pid.result())
+        except Exception as error:  # noqa: BLE001 - raised again once nothing of the action is left
+            if self._stopping is None:  # else it ends already, for a reason that was seen
+                self._blind = error
+                self._stop(None)
+        else:
+            self._look_in(left)
 
     def _look(self, pid: int) -> float:
         """Check every limit; return how much CPU time is left."""
@@ -273,6 +284,19 @@ class _Supervision:
             if kind is not None:
                 self._stop(kind)
         return work.limits.cpu_seconds - used
+
+    def _judged(self, exited: Exited) -> Ended:
+        """Return the verdict; a limit that cannot be looked at is our failure, never a result."""
+        error = self._blind
+        if error is None:
+            try:
+                return self._verdict(exited)
+            except Exception as raised:  # noqa: BLE001 - raised again as what it is to the caller
+                error = raised
+        raise BoxFailed(
+            f"a limit of an action could not be looked at ({type(error).__name__}: {error}); "
+            "it was ended; its program may have run in part"
+        ) from error
 
     def _verdict(self, exited: Exited) -> Ended:
         work = self._work
@@ -313,7 +337,7 @@ async def supervise(maker: Starter, work: Work) -> Ended:
     """Run ``work`` to its end; afterwards none of its processes is alive.
 
     Raises:
-        BoxFailed: the maker died, or a process could not be killed.
+        BoxFailed: the maker died, a limit could not be looked at, or a process not be killed.
     """
     return await _Supervision(maker, work).run()
 
@@ -324,7 +348,7 @@ async def _uncancelled(work: Awaitable[None]) -> None:
     try:
         await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([task])
+        await seen_out(task)
         raise
 
 

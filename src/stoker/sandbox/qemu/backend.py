@@ -25,6 +25,7 @@ from stoker.sandbox.qemu import image, origin, parts
 from stoker.sandbox.qemu.machine import OVERHEAD_BYTES, Machine, migrating, start
 from stoker.sandbox.qemu.origin import Origin
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
+from stoker.sandbox.undoing import to_its_end
 from stoker.sandbox.vm import guests
 from stoker.sandbox.vm.box import GuestBox
 from stoker.sandbox.vm.link import GuestLost
@@ -200,7 +201,7 @@ class QemuBackend:
             await self.host.remove(record)
             self.boxes.pop(record.box_id, None)
 
-        await guests.to_its_end(remove())
+        await to_its_end(remove())
 
     async def restore(
         self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint

@@ -27,6 +27,7 @@ from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 from stoker.sandbox.smol import tree
 from stoker.sandbox.smol.engine import EngineError
 from stoker.sandbox.smol.machines import BOX_LABEL, INCARNATION_LABEL, Machines, machine_name
+from stoker.sandbox.undoing import to_its_end
 from stoker.sandbox.vm import guests
 from stoker.sandbox.vm.box import GuestBox
 from stoker.sandbox.vm.link import GuestLink, GuestLost
@@ -199,7 +200,7 @@ class SmolBackend:
             await self.host.remove(record)
             self.boxes.pop(record.box_id, None)
 
-        await guests.to_its_end(remove())
+        await to_its_end(remove())
 
     async def judge(
         self,

@@ -1,13 +1,10 @@
-"""What backends whose boxes are guests do alike: refusals, the canary, an undoing that ends.
+"""What backends whose boxes are guests do alike: refusals and the canary.
 
 A backend makes guests its own way; what a guest can be asked for, and what it must answer before
 any is offered, is one thing.
 """
 
-import asyncio
-import contextlib
-from collections.abc import Coroutine
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -87,12 +84,3 @@ async def canary(
 def host_name(box_id: str) -> str:
     """Return a name a host may have."""
     return "".join(c if c.isalnum() else "-" for c in box_id)[:60].strip("-") or "box"
-
-
-async def to_its_end(removal: Coroutine[Any, Any, None]) -> None:
-    """Await ``removal``, which goes on to its end however often the caller is cancelled."""
-    task = asyncio.ensure_future(removal)
-    while not task.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([task])
-    task.result()

@@ -1,11 +1,11 @@
-"""What backends of guests share: an undoing goes on to its end."""
+"""Undoing goes on to its end."""
 
 import asyncio
 
 import pytest
 
 from stoker.errors import BoxFailed
-from stoker.sandbox.vm.guests import to_its_end
+from stoker.sandbox.undoing import to_its_end
 
 
 def test_an_undoing_ends_however_often_its_caller_is_cancelled() -> None:
