@@ -13,6 +13,7 @@ from stoker.errors import ArtifactDamaged
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy, Isolation, Trust
 from stoker.sandbox import branching
+from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.baselines import BUILT, Baselines
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.process import ProcessBackend
@@ -98,9 +99,11 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("point", [branching.STATE_WRITTEN, BUILT])
+@pytest.mark.parametrize(
+    ("point", "cleared"), [(branching.STATE_WRITTEN, True), (BUILT, False), (BUILT, True)]
+)
 def test_a_baseline_whose_builder_was_killed_is_built_by_the_next(
-    tmp_path: Path, point: str
+    tmp_path: Path, point: str, *, cleared: bool
 ) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
@@ -112,6 +115,10 @@ def test_a_baseline_whose_builder_was_killed_is_built_by_the_next(
         check=False,
     )
     assert built.returncode == -signal.SIGKILL, built.stdout + built.stderr
+    if cleared:
+        prune(1 << 30, states=kept, roots=tmp_path / "roots")
+        left = [path for path in kept.iterdir() if path.suffix != ".lock"]
+        assert left == [], "what nothing names would be counted by nobody"
 
     async def next_one() -> None:
         async with SandboxHost.open(tmp_path / "state") as host:

@@ -50,6 +50,7 @@ def prune(bytes_max: int, *, states: Path, roots: Path) -> list[Kept]:
         with _taken(left) as taken:
             if taken:  # nobody makes or removes it
                 remove_tree(left)
+    _remove_empty(states)
     found = kept(states=states, roots=roots)
     total = sum(one.size_bytes for one in found)
     removed = []
@@ -90,6 +91,16 @@ def _states(directory: Path) -> Iterator[Kept]:
                 used_at=recipe.stat().st_mtime,
                 in_use=_locked(recipe),
             )
+
+
+def _remove_empty(states: Path) -> None:
+    """Remove recipes whose state never came to its place: who built it was killed."""
+    for recipe in states.glob("recipe-*"):
+        if recipe.suffix:
+            continue
+        with _taken(recipe) as taken, contextlib.suppress(FileNotFoundError):
+            if taken and not (states / recipe.read_text(encoding="ascii")).is_file():
+                recipe.unlink()
 
 
 def _remove(one: Kept, *, states: Path, roots: Path) -> bool:

@@ -33,7 +33,7 @@ from stoker.seams.faultpoints import declare, reach
 if TYPE_CHECKING:
     from stoker.sandbox.local import LocalBackend, LocalBox
 
-BUILT = declare("box.state.built", "a baseline is built and no recipe names it yet")
+BUILT = declare("box.state.built", "a baseline is built and its recipe names what has no place yet")
 
 _OUTPUT_SHOWN = 300
 _SOURCE = Bounds(bytes_max=1 << 34, entries_max=1_000_000)
@@ -239,14 +239,18 @@ def _found(recipe: Path) -> Path | None:
 
 
 def _name(recipe: Path, drafted: Path) -> Path:
-    """Put a drafted state in its place and let ``recipe`` name it."""
-    with drafted.open("rb") as content:
-        os.fsync(content.fileno())
-    state = drafted.replace(recipe.with_name(drafted.name))
-    reach(BUILT)
+    """Let ``recipe`` name a drafted state and put that in its place.
+
+    In this order: a state that no recipe names would be counted and removed by nobody.
+    """
     draft = drafted.with_name("recipe")
-    draft.write_text(state.name, encoding="ascii")
+    draft.write_text(drafted.name, encoding="ascii")
+    for written in (drafted, draft):
+        with written.open("rb") as content:
+            os.fsync(content.fileno())
     draft.replace(recipe)
+    reach(BUILT)
+    state = drafted.replace(recipe.with_name(drafted.name))
     drafted.parent.rmdir()
     return state
 
