@@ -24,6 +24,7 @@ from stoker.model.execution import (
     Rung,
 )
 from stoker.model.tools import RunRequest
+from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.baselines import Baselines
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.layers import Tree
@@ -369,6 +370,27 @@ def test_one_makes_a_root_the_others_find_it_and_what_a_killed_one_left_goes(
 
     asyncio.run(body())
     assert len([line for line in told if line.startswith("unpacking")]) == 1
+
+
+def test_a_directory_that_changed_is_refused_once_and_then_looked_at_again(tmp_path: Path) -> None:
+    inside = tmp_path / "unpacked" / "etc" / "who"
+    inside.parent.mkdir(parents=True)
+    inside.write_text("one")
+
+    async def body() -> str:
+        roots = Roots(tmp_path / "roots")
+        first = await roots.hold("box", str(tmp_path / "unpacked"))
+        roots.release("box")
+        prune(0, states=tmp_path / "states", roots=roots.directory)
+        inside.write_text("two")  # below: the directory itself is as it was
+        with pytest.raises(ConfigInvalid, match="changed since it was first looked at"):
+            await roots.hold("box", str(tmp_path / "unpacked"))
+        second = await roots.hold("box", str(tmp_path / "unpacked"))
+        assert second.digest != first.digest
+        await roots.close()
+        return second.tree
+
+    assert Path(asyncio.run(body()), "etc", "who").read_text() == "two"
 
 
 def test_making_goes_on_though_whoever_asked_gave_up(

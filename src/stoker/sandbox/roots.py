@@ -117,7 +117,10 @@ class Roots:
 
     def _made(self, key: str, making: "asyncio.Future[None]") -> None:
         self._making.pop(key, None)
-        making.cancelled() or making.exception()  # whoever asked may have given up meanwhile
+        # Asked for in any case: whoever wanted it may have given up meanwhile.
+        if making.cancelled() or making.exception() is not None:
+            # It may have failed by what was changed there; who asks next looks at it again.
+            self._sources = {at: one for at, one in self._sources.items() if one.key != key}
 
     def release(self, box_id: str) -> None:
         """Let go of a box's root; safe to repeat."""
@@ -323,7 +326,7 @@ def _copied(source: _Source, tree: Path, bounds: Bounds) -> int:
     with tempfile.TemporaryFile(dir=tree.parent) as stream:
         digest = _packed(source.path, stream)
         if f"tree:{digest}" != source.digest:
-            raise Unusable("it changed while it was read")
+            raise Unusable("it changed since it was first looked at; ask again")
         size = stream.tell()
         stream.seek(0)
         opened = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
