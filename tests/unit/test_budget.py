@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from stoker.config.tree import BudgetSettings
 from stoker.coordinator.budget import Budget
-from stoker.coordinator.coordinator import Coordinator
 from stoker.coordinator.group_keeper import GroupKeeper
 from stoker.coordinator.partition import Partition
+from stoker.coordinator.reviving import Reviver
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.model.events import Finished
 from stoker.model.outcome import Outcome, OutcomeKind
@@ -50,13 +50,13 @@ def test_earlier_ended_and_active_rollouts_count_together_and_it_runs_out_once()
 
 def test_what_a_restart_gives_up_was_spent() -> None:
     budget, told = Budget(BudgetSettings(tokens=100)), Told()
-    coordinator = Coordinator.__new__(Coordinator)
-    coordinator.flow = cast("Any", told)
-    plan = SimpleNamespace(group_size=1, spare=0)
-    coordinator.keeper = GroupKeeper(cast("Any", plan), cast("Any", None), None, budget)
-    coordinator._known = {("t", 0)}
+    plan = SimpleNamespace(group_size=1, spare=0, tasks=())
+    keeper = GroupKeeper(cast("Any", plan), cast("Any", None), None, budget)
+    parts = cast("Any", SimpleNamespace(plan=plan, flow=told))
+    reviver = Reviver(parts, keeper, cast("Any", None))
+    reviver.known = {("t", 0)}
     given_up = ActiveRollout(admitted=ADMITTED, seq=0, tokens=100)
-    coordinator._restart(given_up)
+    reviver._restart(given_up)
     assert [rollout for rollout, _ in told.of("abandon")] == [given_up]
     assert budget.look([], 0, 0.0)
 

@@ -7,50 +7,31 @@ the coordinator with that error; what was journalled is resumed later.
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 from stoker.broker.base import (
     ActionsRequest,
     Cancel,
     EventsRequest,
-    Ledger,
-    RolloutSummary,
 )
-from stoker.coordinator.actions import OPENING_TOOL, TOOLS
-from stoker.coordinator.admission import Admission
-from stoker.coordinator.appender import Appender
-from stoker.coordinator.budget import Budget
-from stoker.coordinator.checking import Checker
-from stoker.coordinator.events import EventRouter
-from stoker.coordinator.feed import GroupFeed
-from stoker.coordinator.figures import RunFigures
-from stoker.coordinator.flow import Flow
+from stoker.coordinator.actions import OPENING_TOOL
+from stoker.coordinator.coordinator_parts import Parts
 from stoker.coordinator.group_keeper import GroupKeeper
 from stoker.coordinator.hosts import STRIKES_MAX
-from stoker.coordinator.lane import Lane
-from stoker.coordinator.listing import admitted_of, finished_of, summaries
-from stoker.coordinator.plan import RESTARTED, Plan
-from stoker.coordinator.rebuild import Standing
-from stoker.coordinator.request import StopSignal
-from stoker.coordinator.resuming import Resumer
+from stoker.coordinator.reviving import Reviver
 from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import (
-    ArtifactDamaged,
     InternalError,
     ProgramRaised,
     ProgramStuck,
     StokerError,
 )
 from stoker.model.completion import Completion
-from stoker.model.events import Verb
-from stoker.model.faults import FaultRecord
-from stoker.model.ids import ActionId, Fence, RolloutId
+from stoker.model.ids import ActionId, RolloutId
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.task import Task
 from stoker.observe.log import RolloutLine
 from stoker.rollout.messages import Differed, LocalDone, Turn
-from stoker.seams.clock import Clock
 from stoker.seams.faultpoints import declare, reach
 
 REVIVED = declare("coordinator.revived", "what an earlier coordinator left is back")
@@ -62,30 +43,6 @@ _EVENTS_WAIT_SECONDS = 30.0
 _ADMIT_SECONDS = 0.1
 _ENDED_AT_ONCE = 256
 """Rollouts ended without having begun between two flushes: the appender's queue stays short."""
-
-
-@dataclass(slots=True, kw_only=True)
-class Parts:
-    """What a coordinator is built on; ``execute`` makes it."""
-
-    ledger: Ledger
-    fence: Fence
-    appender: Appender
-    lane: Lane
-    admission: Admission
-    resumer: Resumer
-    plan: Plan
-    figures: RunFigures
-    clock: Clock
-    stop: StopSignal
-    flow: Flow
-    router: EventRouter
-    checker: Checker
-    budget: Budget
-    feed: GroupFeed | None = None
-    """The trainer that takes complete groups, where there is one."""
-    lines: list[RolloutLine] = field(default_factory=list)
-    """Finished rollouts since somebody last took them."""
 
 
 class Coordinator:
@@ -100,8 +57,7 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks = {task.task_id for task in parts.plan.tasks}
-        self._known: set[tuple[str, int]] = set()
+        self.reviver = Reviver(parts, self.keeper, self)
         self._waiting: Iterator[tuple[Task, int]] = iter(())
         self._next: tuple[Task, int] | None = None
         self._order = 0
@@ -120,7 +76,7 @@ class Coordinator:
         Raises:
             StokerError: a part broke; the run can be resumed.
         """
-        await self._revive()
+        await self.reviver.revive()
         reach(REVIVED)
         await self.keeper.begin(self.parts.ledger)
         self.state = "running"
@@ -177,7 +133,7 @@ class Coordinator:
             await self.parts.feed.left.wait()
 
     async def _admit(self) -> None:
-        self._waiting = self.parts.plan.rollouts(self._known)
+        self._waiting = self.parts.plan.rollouts(self.reviver.known)
         self._next = next(self._waiting, None)
         while True:
             self.keeper.spend(self.parts.clock.monotonic())
@@ -215,7 +171,7 @@ class Coordinator:
         task, index = self._next
         admitted = self.parts.plan.admit(task, index, self.parts.clock.now().wall)
         rollout = ActiveRollout(admitted=admitted, seq=0)
-        self._enter(rollout, admitted.timeout_seconds)
+        self.enter(rollout, admitted.timeout_seconds)
         if ended is None:
             self.parts.lane.started(rollout.rollout_id)
             self.flow.admit(rollout)
@@ -240,7 +196,8 @@ class Coordinator:
                     self._next = next(self._waiting, None)
             await self.parts.appender.flush()
 
-    def _enter(self, rollout: ActiveRollout, seconds: float) -> None:
+    def enter(self, rollout: ActiveRollout, seconds: float) -> None:
+        """Count a rollout among the active ones; it is cut after ``seconds``."""
         rollout.order = self._order
         self._order += 1
         self.boxes_reserved += self.parts.plan.loaded.boxes
@@ -335,77 +292,6 @@ class Coordinator:
         known = await self.parts.ledger.actions(ActionsRequest(action_ids=(completion.action_id,)))
         opened = next((v.action for v in known.actions if v.action.tool == OPENING_TOOL), None)
         self.flow.acknowledge_finished(rollout_id, completion, opened)
-
-    async def _revive(self) -> None:
-        """Bring back what an earlier coordinator left."""
-        listed = summaries(self.parts.ledger, self.parts.plan.run_id)
-        for rollout_id in [one.rollout_id async for one in listed if self._is_left(one)]:
-            await self._revive_one(rollout_id)
-
-    def _is_left(self, summary: RolloutSummary) -> bool:
-        """Return whether a rollout of this partition has no outcome; count one that has."""
-        admitted, finished = admitted_of(summary), finished_of(summary)
-        if admitted.task.task_id not in self._tasks:
-            return False
-        self.keeper.knows(admitted, finished)
-        if finished is None:
-            self._known.add(admitted.place)
-            return True
-        self.flow.finished_seq[summary.rollout_id] = summary.seq
-        if finished.outcome.reason != RESTARTED:
-            self._known.add(admitted.place)
-            self.parts.figures.finished(finished.outcome)
-        self.keeper.counted(admitted, finished)
-        return False
-
-    async def _revive_one(self, rollout_id: RolloutId) -> None:
-        try:
-            standing = await self.parts.resumer.standing(self.parts.plan.run_id, rollout_id)
-            rollout = await self.parts.resumer.revive(standing)
-        except ArtifactDamaged as error:
-            await self._lost(rollout_id, error.record())
-            return
-        if not self.parts.plan.is_of_this_start(standing.admitted):
-            self._restart(rollout)
-            return
-        passed = standing.at - standing.admitted.at  # a run resumed next week is not out of time
-        self._enter(rollout, max(0.0, standing.admitted.timeout_seconds - passed))
-        if (ended := self.asked_end(rollout_id)) is not None:
-            self.flow.finish(rollout, ended)  # before a result that waits is heard of
-            return
-        self.flow.resume(rollout, tuple(standing.turns))
-        if not rollout.finished:
-            self._relaunch(rollout, standing)
-            if rollout.given_up:  # perhaps the coordinator before had no time to say so
-                self.cancel(rollout.given_up)
-
-    async def _lost(self, rollout_id: RolloutId, fault: FaultRecord) -> None:
-        """End a rollout whose journal cannot be read back; the others go on."""
-        rollout = await self.parts.resumer.husk(self.parts.plan.run_id, rollout_id)
-        outcome = Outcome(kind=OutcomeKind.FAILED, fault=fault)
-        self.flow.met(rollout, fault)
-        self.flow.abandon(rollout, outcome)
-        self.parts.figures.finished(outcome)
-        self.keeper.ended(rollout, outcome, self.parts.clock.now().wall)
-
-    def _restart(self, rollout: ActiveRollout) -> None:
-        """End an unfinished rollout of before a restart; its place is admitted anew."""
-        self.flow.abandon(rollout, Outcome(kind=OutcomeKind.CANCELLED, reason=RESTARTED))
-        self.keeper.restarted(rollout)
-        self._known.discard(rollout.admitted.place)
-
-    def _relaunch(self, rollout: ActiveRollout, standing: Standing) -> None:
-        calls = rollout.calls.values()
-        unsent = [call for call in calls if call.verb in TOOLS and not call.worker_class]
-        self.flow.submit(rollout, [self.flow.prepare(rollout, call, "") for call in unsent])
-        self.flow.relaunch(
-            rollout,
-            [
-                (call, self.parts.resumer.waited(standing, call))
-                for call in calls
-                if call.verb in {Verb.GENERATE, Verb.SLEEP, Verb.TIMER}
-            ],
-        )
 
     # --- what hosts say (PoolListener) -------------------------------------------------------
 

@@ -30,7 +30,8 @@ from stoker.coordinator.budget import Budget
 from stoker.coordinator.cancelling import CancelWatch
 from stoker.coordinator.checking import Checker
 from stoker.coordinator.common import CommonLedger
-from stoker.coordinator.coordinator import Coordinator, Parts
+from stoker.coordinator.coordinator import Coordinator
+from stoker.coordinator.coordinator_parts import Parts
 from stoker.coordinator.dispatch import Dispatcher
 from stoker.coordinator.events import EventRouter
 from stoker.coordinator.figures import RunFigures
