@@ -69,6 +69,26 @@ def test_a8_a_flood_is_stopped_with_its_true_count(tmp_path: Path, name: str) ->
     assert total > 2 * CAP
 
 
+def test_quiet_waits_for_what_runs_and_holds_what_comes(tmp_path: Path) -> None:
+    async def body() -> None:
+        async with runner(tmp_path) as link:
+            command = order("sh", "-c", "until [ -e go ]; do sleep 0.01; done; echo ran")
+            running = asyncio.ensure_future(link.run(command, b""))
+            quiet = asyncio.ensure_future(link.quiet().__aenter__())
+            await link.write("before", b"1")
+            assert not quiet.done()
+            await link.write("go", b"")
+            await quiet
+            assert (await running).stdout == b"ran\n"
+            late = asyncio.ensure_future(link.write("late", b"1"))
+            await asyncio.sleep(0)
+            assert not late.done()
+            assert not (tmp_path / "late").exists()
+            late.cancel()
+
+    sandbox.run(body)
+
+
 def test_a9_both_streams_at_once_come_whole_and_in_order(tmp_path: Path) -> None:
     run = ran(tmp_path, *attacks.both_streams(1_048_577))
     for kept, total, letter in (

@@ -18,7 +18,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from stoker.errors import BoxFailed, IsolationUnavailable
+from stoker.errors import ArtifactDamaged, BoxFailed, IsolationUnavailable
+from stoker.model.checkpoint import StateKind
 from stoker.model.execution import Destination, ExecutionPolicy, Mount
 from stoker.model.tools import LimitKind, RunRequest, RunResult, Tests
 from stoker.sandbox.cgroups import is_zombie
@@ -27,6 +28,7 @@ from stoker.sandbox.qemu import parts
 from stoker.sandbox.qemu.backend import QemuBackend
 from stoker.sandbox.select import choose_backend
 from stoker.sandbox.smol.backend import SmolBackend
+from stoker.sandbox.smol.box import SmolBox
 from stoker.sandbox.uids import pids_of_uid
 from stoker.sandbox.vm.box import GuestBox
 from support import attacks, sandbox
@@ -418,3 +420,73 @@ def test_a20_machines_of_a_killed_worker_are_deleted_by_the_next_sweep(
     assert len(left) == 2  # the box, and what it was branched off
     assert (count, after, leaked, records) == (2, [], 0, 0)
     assert _machine_pids() - before == set()
+
+
+IDENTITY = (
+    "import os, random, uuid; print(uuid.uuid4(), random.random(), os.urandom(8).hex(), "
+    "open('/proc/sys/kernel/random/uuid').read().strip(), os.uname().nodename)"
+)
+
+
+@of_machines
+def test_branches_go_on_from_memory_and_outlive_what_they_are_of(world: World) -> None:
+    async def body() -> None:
+        async with world.box() as box:
+            await box.write_files({"kept": b"from the first"})
+            first, second = await box.branch(2)
+            one, two = first.box, second.box
+            assert isinstance(one, GuestBox)
+            assert isinstance(two, GuestBox)
+            assert first.digest == second.digest
+            assert [(b.parent, b.generation) for b in (first, second)] == [
+                (box.baseline.digest, 1)
+            ] * 2
+            await one.write_files({"mine": b"1"})
+            for other in (box, two):
+                assert (await other.read_file("mine", bytes_max=1)).refused
+        (deeper,) = await one.branch(1)
+        assert (deeper.parent, deeper.generation) == (first.digest, 2)
+        await one.destroy()
+        assert isinstance(deeper.box, GuestBox)
+        said = [
+            (await result_of(b, "python", "-c", IDENTITY)).text.split() for b in (two, deeper.box)
+        ]
+        assert all(a != b for a, b in zip(*said, strict=True)), said
+        assert (await deeper.box.read_file("mine", bytes_max=9)).content == b"1"
+        assert (await two.read_file("kept", bytes_max=99)).content == b"from the first"
+        with pytest.raises(BoxFailed, match="being removed"):
+            await one.read_file("kept", bytes_max=1)
+        await two.destroy()
+        await deeper.box.destroy()
+
+    world.do(body)
+
+
+@of_machines
+def test_a_checkpoint_of_memory_is_restored_under_the_limits_given_and_a_damaged_one_is_not(
+    world: World, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        backend, before = world.backend, len(world.backend.host.ledger.records())
+        async with world.box() as box:
+            await box.write_files({"kept": b"kept"})
+            saved = await box.checkpoint(tmp_path)
+            assert (await box.read_file("kept", bytes_max=9)).content == b"kept"
+        assert (saved.kind, saved.generation) == (StateKind.MEMORY, 0)
+        assert await asyncio.to_thread(os.listdir, tmp_path) == [saved.digest]
+        limits = msgspec.structs.replace(LIMITS, processes_max=8, disk_bytes=4 << 20)
+        smaller = msgspec.structs.replace(world.policy, limits=limits)
+        back = await backend.restore("box_back", box.baseline, smaller, saved)
+        assert isinstance(back, SmolBox)
+        assert (await back.read_file("kept", bytes_max=9)).content == b"kept"
+        script = "hostname; cat /sys/fs/cgroup/box/pids.max; stat -fc %b /workspace"
+        seen = (await result_of(back, "sh", "-c", script)).text
+        assert seen.split() == ["box-back", "8", str(limits.disk_bytes // 4096)]
+        assert (back.began_from, back.generation) == (saved.digest, 1)
+        await back.destroy()
+        os.truncate(saved.file, saved.size_bytes - 1)
+        with pytest.raises(ArtifactDamaged):
+            await backend.restore("box_worse", box.baseline, world.policy, saved)
+        assert len(backend.host.ledger.records()) == before
+
+    world.do(body)

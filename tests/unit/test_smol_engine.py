@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,13 +20,13 @@ from stoker.errors import BoxFailed, BranchUnavailable, IsolationUnavailable
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits, Rung
 from stoker.sandbox import select
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.smol import backend, machines
+from stoker.sandbox.smol import backend, box, machines
 from stoker.sandbox.smol.engine import Engine, EngineError
 from stoker.sandbox.smol.machines import Machines, machine_name
 from support import sandbox
 
 STAND_IN = """
-import os, threading
+import base64, os, threading
 
 child_is_gone = []
 
@@ -44,11 +45,27 @@ ResourceSpec = ExecOptions = MachineConfig
 class Said:
     exit_code = 0
 
+class Stream:
+    def __iter__(self):
+        open(os.environ["HOME"] + "/go").close()
+        yield {"kind": "stdout", "data": "\\n" + base64.b64encode(b"said").decode() + "\\n"}
+        threading.Event().wait()
+
 class Machine:
     @staticmethod
     def create(config, conn): return Machine()
+    @staticmethod
+    def restore_checkpoint(path, name, conn):
+        print("restored", name, flush=True)
+        return Machine()
+    def checkpoint(self, path):
+        open(path, "x").write("half")
+        open(os.environ["HOME"] + "/go").close()
     def write_file(self, place, content): pass
-    def exec(self, command, options): return Said
+    def exec(self, command, options):
+        if options.get("stdin"): print("told", options["stdin"].strip(), flush=True)
+        return Said
+    def exec_stream(self, command): return Stream()
     def branch(self, name, branchable, freeze_source):
         open(os.environ["HOME"] + "/go").close()
         print("branched", name, flush=True)
@@ -95,6 +112,7 @@ def test_an_engine_sees_its_own_place_and_nothing_of_the_workers_environment(pla
         assert f"HOME={place}" in seen
         assert {row.partition("=")[0] for row in seen} <= {
             "HOME", "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LD_LIBRARY_PATH", "LC_CTYPE",
+            "SMOLVM_START_TIMEOUT_SECS",
         }  # fmt: skip
 
     with_engine(place, body)
@@ -137,10 +155,10 @@ def test_a_machine_with_branches_is_deleted_with_the_last_of_them(place: Path) -
         held = Machines(place)
         await held.probe()
         held._off.update({"one": "first", "two": "one"})
-        await held.delete("first")
-        await held.delete("one")
+        assert await held.delete("first") == []
+        assert await held.delete("one") == []
         assert (place / "engine.log").read_text() == ""
-        await held.delete("two")
+        assert await held.delete("two") == ["two", "one", "first"]
         said = (place / "engine.log").read_text()
         assert said.split() == ["deleted", "two", "deleted", "one", "deleted", "first"]
         await held.close()
@@ -165,20 +183,67 @@ def test_machines_of_dead_workers_are_deleted_in_whatever_order_they_can_be(plac
 def test_a_branch_that_nobody_waits_for_any_more_is_deleted_once_it_is_made(place: Path) -> None:
     async def body(engine: Engine) -> None:
         os.mkfifo(place / "go")
-        given = {"labels": {}, "memory_mb": 1, "ready_seconds": 1, "place": "", "script": ""}
-        await engine.call("create", seconds=30, name="origin", archive=os.devnull, **given)
+        await engine.call("create", seconds=30, name="origin", **GIVEN)
         with pytest.raises(EngineError, match="did not end"):
             await engine.call("branch", seconds=0.05, source="origin", name="late", frozen=True)
         deletion = asyncio.ensure_future(engine.call("delete", seconds=30, name="late"))
-        await asyncio.sleep(0)  # it is sent
-        await asyncio.wait([deletion], timeout=0.2)  # a deletion that waits for nothing is done
-        await asyncio.to_thread((place / "go").write_bytes, b"")
+        await opened_to(place, deletion)
         await deletion
         assert (place / "engine.log").read_text().split() == [
             "branched", "late", "deleted", "late",
         ]  # fmt: skip
 
     with_engine(place, body)
+
+
+async def opened_to(place: Path, waiting: asyncio.Future[Any]) -> None:
+    """Let what waits for the pipe ``go`` go on, once it is seen to wait."""
+    await asyncio.wait([waiting], timeout=0.2)
+    assert not waiting.done()
+    await asyncio.to_thread((place / "go").write_bytes, b"")
+
+
+GIVEN: dict[str, Any] = {
+    "labels": {}, "memory_mb": 1, "ready_seconds": 1, "place": "", "script": "",
+    "archive": os.devnull,
+}  # fmt: skip
+
+
+def test_a_runner_is_told_nothing_before_it_is_known_to_answer_here(place: Path) -> None:
+    async def body(engine: Engine) -> None:
+        os.mkfifo(place / "go")
+        await engine.call("create", seconds=30, name="branch", **GIVEN)
+        attaching = asyncio.ensure_future(engine.attach("branch", "answers_2", seconds=30))
+        await opened_to(place, attaching)
+        end = await attaching
+        assert (place / "engine.log").read_text() == ""
+        await asyncio.get_running_loop().sock_sendall(end, b"adopt")
+        assert await asyncio.get_running_loop().sock_recv(end, 99) == b"said"
+        end.close()
+
+    with_engine(place, body)
+
+
+def test_a_checkpoint_nobody_waits_for_leaves_no_file(place: Path, tmp_path: Path) -> None:
+    async def body() -> None:
+        held = Machines(place)
+        await held.engine.call("create", seconds=30, name="one", **GIVEN)
+        os.mkfifo(place / "go")
+        file = tmp_path / "file"
+        writing = asyncio.ensure_future(box.wholly(held.checkpoint("one", file)))
+        async with asyncio.timeout(30):
+            while not file.exists():
+                await asyncio.sleep(0.01)
+        writing.cancel()
+        await opened_to(place, writing)
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        file.unlink()  # as whoever asked does: nothing comes after it
+        await held.restore("two", file)
+        assert (place / "engine.log").read_text().split() == ["restored", "two"]
+        await held.close()
+
+    sandbox.run(body)
 
 
 WORKER = """
@@ -224,6 +289,8 @@ class StandInMachines:
         self.names: list[str] = []
         self.gone: list[str] = []
         self.seen: Callable[[], None] = lambda: None
+        self.deleted: list[list[str]] = []
+        """What goes with each deletion."""
 
     async def rows(self) -> dict[str, int | None]:
         self.seen()
@@ -231,6 +298,10 @@ class StandInMachines:
 
     async def purge(self, names: Iterable[str]) -> None:
         self.gone += names
+
+    async def delete(self, name: str) -> list[str]:
+        del name
+        return self.deleted.pop(0)
 
     async def branch(self, source: str, name: str, *, frozen: bool) -> None:
         del source, name, frozen
@@ -281,6 +352,21 @@ def test_what_else_dead_workers_left_is_swept_where_their_machines_cannot_be(
         boxes.host.ledger.write(msgspec.structs.replace(record, incarnation="inc_dead"))
         with pytest.raises(BoxFailed, match="machines of dead workers"):
             await boxes.sweep()
+        assert boxes.host.ledger.records() == []
+
+    with_machines(tmp_path, body)
+
+
+def test_a_machine_that_is_kept_for_its_branches_stays_written_down(tmp_path: Path) -> None:
+    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
+        names = [machine_name(box_id) for box_id in ("box_1", "box_2")]
+        for name, box_id in zip(names, ("box_1", "box_2"), strict=True):
+            boxes._records[name] = boxes.host.record(box_id, Rung.SMOL)
+            boxes.host.ledger.write(boxes._records[name])
+        held.deleted = [[], names[::-1]]
+        await boxes._undone("box_1", None)
+        assert [r.box_id for r in boxes.host.ledger.records()] == ["box_1", "box_2"]
+        await boxes._undone("box_2", None)
         assert boxes.host.ledger.records() == []
 
     with_machines(tmp_path, body)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from stoker.cli.bench_boxes_containers import container_times
-from stoker.cli.bench_boxes_guests import guest_forks
+from stoker.cli.bench_boxes_guests import guest_forks, machine_branches
 from stoker.cli.bench_boxes_warm import warm_times
 from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits, Rung, Trust
@@ -83,6 +83,7 @@ class _Round(msgspec.Struct, kw_only=True):
     container_beside: list[float] = []
     """A namespace box's actions between those."""
     guest: list[float] = []
+    machine: list[float] = []
     armed: list[float] = []
     warm_per_second: float = 0.0
     warm_hundred_seconds: float = 0.0
@@ -158,6 +159,9 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
             [r.hundred_seconds for r in rounds], "s", 1.0, "100 boxes made, true run in each"
         ),
         "qemu_fork_ms_p50": figure(median("guest"), "ms", 120.0, "a fork, to its first reply"),
+        "smol_branch_ms_p50": figure(
+            median("machine"), "ms", 100.0, "a branch by KVM, to the end of its first command"
+        ),
         "process_action_ms_p50": figure(median("process"), "ms", None, "true"),
         "cold_action_ms_p50": figure(median("cold"), "ms", None, "true"),
         "cold_python_ms_p50": figure(median("python"), "ms", None, "python -c pass"),
@@ -202,6 +206,7 @@ async def _round(place: Path, *, guests: bool) -> tuple[_Round, Rung]:
             made.container, made.container_by_hand, made.container_beside = containers
         if guests:
             made.guest = await guest_forks(host)
+            made.machine = await machine_branches(host)
         made.hundred_seconds = await _timed(_hundred(boxed)) / 1000
         await boxed.close()
         made.teardown_together_seconds = await _torn_down(boxed)

@@ -16,6 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
+MS_REMOUNT = 32
 MS_REC = 0x4000
 MS_PRIVATE = 0x40000
 MNT_DETACH = 2
@@ -87,6 +88,15 @@ def mount_tmpfs(target: str, options: str) -> None:
             b"stoker", os.fsencode(target), b"tmpfs", MS_NOSUID | MS_NODEV, options.encode()
         ),
         f"mount tmpfs on {target}",
+    )
+
+
+def resize_tmpfs(target: str, options: str) -> None:
+    """Give the tmpfs on ``target`` another size or ``nr_inodes``; OSError: more is in it."""
+    flags = MS_REMOUNT | MS_NOSUID | MS_NODEV
+    _checked(
+        _libc.mount(b"stoker", os.fsencode(target), b"tmpfs", flags, options.encode()),
+        f"resize tmpfs on {target}",
     )
 
 

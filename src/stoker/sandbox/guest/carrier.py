@@ -3,8 +3,9 @@
     python -m stoker.sandbox.guest.carrier FOLDER
 
 ``FOLDER/orders`` takes lines: base64 of what the host says, or ``@NAME``: answers then go to the
-pipe ``FOLDER/NAME``, base64 too. Whoever carries a command's output out of the guest takes it
-for text, and a guest that was branched is heard by another command: hence both.
+pipe ``FOLDER/NAME``, base64 too, after an empty line that says so. Whoever carries a command's
+output out of the guest takes it for text, and a guest that was branched is heard by another
+command: hence both.
 """
 
 import base64
@@ -35,6 +36,9 @@ class Answers:
             if self._pipe >= 0:
                 os.close(self._pipe)
             self._pipe = opened
+            # Orders come another way and may be faster than this name was: whoever listens gives
+            # none before this line, or the answer would go to the pipe of the guest before.
+            os.write(opened, b"\n")
             self._heard.notify_all()
 
     def _is_up(self) -> None:

@@ -24,6 +24,10 @@ class Counters(NamedTuple):
 class Group(Protocol):
     """All processes of a box, whatever they did to leave."""
 
+    def limit(self, *, memory_bytes: int, processes_max: int) -> None:
+        """Hold it to these from now on."""
+        ...
+
     def join(self) -> None:
         """Put the calling process in it."""
         ...
@@ -47,10 +51,14 @@ class ControlGroup:
     def __init__(self, directory: str, *, memory_bytes: int, processes_max: int) -> None:
         self._directory = directory
         os.mkdir(directory)  # noqa: PTH102 - the runner imports as little as it can
-        self._write("memory.max", str(memory_bytes))
         with contextlib.suppress(OSError):  # a kernel without swap has no such file
             self._write("memory.swap.max", "0")
         self._write("memory.oom.group", "1")
+        self.limit(memory_bytes=memory_bytes, processes_max=processes_max)
+
+    def limit(self, *, memory_bytes: int, processes_max: int) -> None:
+        """Hold it to these from now on."""
+        self._write("memory.max", str(memory_bytes))
         self._write("pids.max", str(processes_max))
 
     def join(self) -> None:
@@ -95,6 +103,9 @@ class ControlGroup:
 
 class Descendants:
     """The processes below this one, which is the nearest subreaper of all of them."""
+
+    def limit(self, *, memory_bytes: int, processes_max: int) -> None:
+        """Do nothing: only a control group has limits."""
 
     def join(self) -> None:
         """Do nothing: a child is in it."""

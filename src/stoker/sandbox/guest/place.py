@@ -58,6 +58,10 @@ class Place(Protocol):
         """Make the box of this guest."""
         ...
 
+    def refurnish(self, group: Group, limits: Limits) -> None:
+        """Hold the box that was made here before to these limits; OSError: more is in it."""
+        ...
+
     def full(self) -> bool:
         """Whether a sized file system has no room left."""
         ...
@@ -87,6 +91,13 @@ class Guest:
         return ControlGroup(
             _GROUP, memory_bytes=limits.memory_bytes, processes_max=limits.processes_max
         )
+
+    def refurnish(self, group: Group, limits: Limits) -> None:
+        """Size them anew, and the control group."""
+        for target in _SIZED:
+            sizes = f"size={limits.disk_bytes},nr_inodes={limits.files_max}"
+            kernel.resize_tmpfs(target, sizes)
+        group.limit(memory_bytes=limits.memory_bytes, processes_max=limits.processes_max)
 
     def full(self) -> bool:
         """Ask each of them."""
@@ -121,6 +132,9 @@ class Directory:
         """Change nothing of this machine."""
         del limits
         return Descendants()
+
+    def refurnish(self, group: Group, limits: Limits) -> None:
+        """Change nothing of this machine."""
 
     def full(self) -> bool:
         """Say no: nothing here is sized."""

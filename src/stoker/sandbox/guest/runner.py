@@ -152,10 +152,12 @@ class Runner:
 
     def _do_adopt(self, entropy: bytes, *, name: str, wall_ns: int, **limits: int) -> None:
         self._place.renew(name=name, wall_ns=wall_ns, entropy=entropy)
+        if self._group is not None:  # a branch: what it was branched off has made it
+            self._place.refurnish(self._group, Limits(**limits))
+            self.send("adopted")
+            return
         self.send("adopted")
         self._flush()  # the host goes on while the box is made
-        if self._group is not None:  # a branch: what it was branched off has made it
-            return
         self._group = self._place.furnish(Limits(**limits))
         self._files = Beneath(self._place.workspace, self._place.identity)
 

@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from stoker.errors import BoxFailed
-from stoker.model.checkpoint import Checkpoint
+from stoker.errors import ArtifactDamaged, BoxFailed
+from stoker.model.checkpoint import Checkpoint, StateKind
 from stoker.model.completion import Usage
 from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Isolation, Limits, Rung
 from stoker.model.tools import Tests, Verdict
@@ -25,11 +25,11 @@ from stoker.sandbox.judge import judge_in
 from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 from stoker.sandbox.smol import tree
+from stoker.sandbox.smol.box import SmolBox, digest_of
 from stoker.sandbox.smol.engine import EngineError
 from stoker.sandbox.smol.machines import BOX_LABEL, INCARNATION_LABEL, Machines, machine_name
 from stoker.sandbox.undoing import to_its_end
 from stoker.sandbox.vm import guests
-from stoker.sandbox.vm.box import GuestBox
 from stoker.sandbox.vm.link import GuestLink, GuestLost
 from stoker.seams.entropy import fresh_id
 
@@ -53,12 +53,14 @@ class SmolBackend:
 
     def __init__(self, host: SandboxHost) -> None:
         self.host = host
-        self.boxes: dict[str, GuestBox] = {}
+        self.boxes: dict[str, SmolBox] = {}
         self.rung = Rung.SMOL
         self.machines = Machines(_home(host))
         self._origins: dict[int, asyncio.Task[str]] = {}
         self._spent: list[str] = []
         """Origins that no box is branched off any more, to be deleted at the end."""
+        self._records: dict[str, BoxRecord] = {}
+        """By machine, until it is gone: one that is kept for its branches outlives its box."""
         self._offer: BoxOffer | None = None
         self._trying = asyncio.Lock()
 
@@ -102,7 +104,7 @@ class SmolBackend:
         """Refuse what these machines do not have."""
         guests.refuse_beyond(Isolation.MICROVM, policy)
 
-    async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> GuestBox:
+    async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> SmolBox:
         """Branch a machine off the one of its size; see ``base.Backend``."""
         self.check(policy)
         pinned = guests.pinned(self.host, Isolation.MICROVM, baseline)
@@ -121,12 +123,33 @@ class SmolBackend:
                     self._spent.append(origin)
             raise
 
+    async def branched(self, box: SmolBox, box_id: str) -> SmolBox:
+        """Branch a machine off that of ``box``."""
+        made = partial(self.machines.branch, self.name_of(box.box_id), self.name_of(box_id))
+        return await self._made(box_id, box.baseline, box.policy, made)
+
     async def restore(
         self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
-    ) -> GuestBox:
-        """Refuse: machines have no checkpoints yet."""
-        del box_id, baseline, policy, checkpoint
-        raise not_offered("restore", "microvm")
+    ) -> SmolBox:
+        """Make a machine from a checkpoint of one; see ``base.Backend``."""
+        self.check(policy)
+        if checkpoint.kind is not StateKind.MEMORY:
+            raise not_offered(f"restoring checkpoints of {checkpoint.kind}", "microvm")
+        pinned = guests.pinned(self.host, Isolation.MICROVM, baseline)
+        file = Path(checkpoint.file)
+        try:
+            digest, _ = await asyncio.to_thread(digest_of, file)
+        except OSError as error:
+            digest = f"unreadable ({error.strerror})"
+        if digest != checkpoint.digest:
+            raise ArtifactDamaged(
+                f"the checkpoint {checkpoint.digest} in {checkpoint.file!r} is {digest}; "
+                "nothing was made",
+                digest=checkpoint.digest,
+            )
+        made = partial(self.machines.restore, self.name_of(box_id), file)
+        box = await self._made(box_id, pinned, policy, made)
+        return box.began(checkpoint.digest, checkpoint.generation + 1)
 
     async def _made(
         self,
@@ -134,11 +157,11 @@ class SmolBackend:
         baseline: Baseline,
         policy: ExecutionPolicy,
         make: Callable[[], Awaitable[None]],
-    ) -> GuestBox:
+    ) -> SmolBox:
         record = self.host.record(box_id, self.rung)
         self.host.alive.add(box_id)
         name = self.name_of(box_id)
-        link = None
+        self._records[name] = record
         try:
             self.host.ledger.write(record)
             await make()
@@ -146,14 +169,14 @@ class SmolBackend:
                 name, guests.host_name(box_id), _guest(policy.limits)
             )
         except BaseException as error:
-            await self._undone(record, name, None)
+            await self._undone(box_id, None)
             if isinstance(error, OSError | GuestLost | EngineError):
                 raise BoxFailed(
                     f"box {box_id} could not be made ({error}); nothing of it is left"
                 ) from error
             raise
-        removal = partial(self._undone, record, name, link)
-        box = self.boxes[box_id] = GuestBox(box_id, baseline, policy, link, removal)
+        removal = partial(self._undone, box_id, link)
+        box = self.boxes[box_id] = SmolBox(self, box_id, baseline, policy, link, removal)
         return box
 
     async def origin_of(self, limits: Limits) -> str:
@@ -191,14 +214,19 @@ class SmolBackend:
         """Return the name of a box's machine."""
         return machine_name(box_id)
 
-    async def _undone(self, record: BoxRecord, name: str, link: GuestLink | None) -> None:
+    async def _undone(self, box_id: str, link: GuestLink | None) -> None:
         async def remove() -> None:
             if link is not None:
                 link.close()
-            with contextlib.suppress(EngineError):  # the engine was ended, and the machine with it
-                await self.machines.delete(name)
-            await self.host.remove(record)
-            self.boxes.pop(record.box_id, None)
+            name = self.name_of(box_id)
+            try:
+                gone = await self.machines.delete(name)
+            except EngineError:  # the engine was ended, and every machine with it
+                gone = [name]
+            # One that is kept stays written down: else another worker's sweep would delete it.
+            for record in [self._records.pop(one) for one in gone if one in self._records]:
+                await self.host.remove(record)
+            self.boxes.pop(box_id, None)
 
         await to_its_end(remove())
 
@@ -262,6 +290,8 @@ class SmolBackend:
                     await self.machines.delete(self.name_of(origin))
                 self.host.ledger.strike(origin)
         await self.machines.close()
+        while self._records:  # of machines that were kept when their engine ended
+            await self.host.remove(self._records.popitem()[1])
         for end in ends:
             if isinstance(end, BaseException):
                 raise end

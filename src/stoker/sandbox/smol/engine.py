@@ -19,6 +19,8 @@ from typing import Any
 import stoker
 
 _END_SECONDS = 10.0
+_START_SECONDS = "300"
+"""The SDK's own patience with a machine that starts; ours with the call is what counts."""
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE")
 """Of the worker's environment; no other reaches the engine: ``SMOL_CLOUD_TOKEN`` would choose where
 machines are made."""
@@ -58,6 +60,7 @@ class Engine:
                 env={
                     "HOME": str(home),
                     "PATH": os.defpath,
+                    "SMOLVM_START_TIMEOUT_SECS": _START_SECONDS,
                     "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
                     **{n: os.environ[n] for n in _KEPT_VARIABLES if n in os.environ},
                 },

@@ -26,7 +26,7 @@ from stoker.sandbox import kernel
 LINK = "/run/stoker"
 """Where a machine has the pipes of its runner."""
 _LOCAL = smol.ConnectOptions(target="local")
-_MAKES = ("create", "branch")
+_MAKES = ("create", "branch", "restore")
 _READ_BYTES = 192 * 1024
 _ORDER = f"cat >{LINK}/orders"
 _LISTEN = 'mkfifo -m 600 "$0/$1" && echo "@$1" >"$0/orders" && exec cat "$0/$1"'
@@ -104,11 +104,13 @@ class Engine:
         end = socket.socket(fileno=descriptor)
         command = ["/bin/sh", "-c", _LISTEN, LINK, pipe]
         stream = self._machines[name].exec_stream(command)
-        threading.Thread(target=self._hear, args=(stream, end), daemon=True).start()
+        heard = threading.Event()
+        threading.Thread(target=self._hear, args=(stream, end, heard), daemon=True).start()
+        heard.wait()
         threading.Thread(target=self._tell, args=(name, end), daemon=True).start()
 
-    def _hear(self, stream: Any, end: socket.socket) -> None:  # noqa: ANN401 - an iterator of dicts
-        """Carry what the runner says to the worker."""
+    def _hear(self, stream: Any, end: socket.socket, heard: threading.Event) -> None:  # noqa: ANN401 - an iterator of dicts
+        """Carry what the runner says to the worker; ``heard``: it speaks to us, or never will."""
         rest = ""
         with contextlib.suppress(Exception):  # an end of whatever kind is an end of the link
             for event in stream:
@@ -117,7 +119,9 @@ class Engine:
                     continue
                 *lines, rest = (rest + event["data"]).split("\n")
                 for line in lines:
+                    heard.set()
                     end.sendall(base64.b64decode(line))
+        heard.set()
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
         with contextlib.suppress(Exception):
@@ -133,6 +137,12 @@ class Engine:
 
     def _exec(self, name: str, command: list[str], **options: Any) -> Any:  # noqa: ANN401 - the SDK's
         return self._machines[name].exec(command, smol.ExecOptions(**options))
+
+    def _do_checkpoint(self, *, name: str, path: str) -> None:
+        self._machines[name].checkpoint(path)
+
+    def _do_restore(self, *, name: str, path: str) -> None:
+        self._machines[name] = smol.Machine.restore_checkpoint(path, name, _LOCAL)
 
     def _do_delete(self, *, name: str) -> None:
         making = self._making.pop(name, None)

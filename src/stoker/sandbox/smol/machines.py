@@ -75,14 +75,19 @@ class Machines:
 
     async def branch(self, source: str, name: str, *, frozen: bool = False) -> None:
         """Make a machine that goes on from where ``source`` is; ``frozen``: it stays there."""
-        self._off[name] = source
-        try:
-            await self.engine.call(
-                "branch", seconds=_BRANCH_SECONDS, source=source, name=name, frozen=frozen
-            )
-        except BaseException:
-            self._off.pop(name, None)
-            raise
+        engine = self.engine
+        self._off[name] = source  # until it is deleted: a call that failed may have made it
+        await engine.call(
+            "branch", seconds=_BRANCH_SECONDS, source=source, name=name, frozen=frozen
+        )
+
+    async def checkpoint(self, name: str, file: Path) -> None:
+        """Write memory and disks of a machine to ``file``."""
+        await self.engine.call("checkpoint", seconds=_BOOT_SECONDS, name=name, path=str(file))
+
+    async def restore(self, name: str, file: Path) -> None:
+        """Make a machine from a file of ``checkpoint``."""
+        await self.engine.call("restore", seconds=_BOOT_SECONDS, name=name, path=str(file))
 
     async def adopted(self, name: str, host_name: str, limits: GuestLimits) -> GuestLink:
         """Return the link to the runner of ``name``, which is a box of its own now."""
@@ -102,20 +107,21 @@ class Machines:
             raise
         return link
 
-    async def delete(self, name: str) -> None:
-        """Delete a machine, or keep it until the last of its branches is gone.
+    async def delete(self, name: str) -> list[str]:
+        """Delete a machine, or keep it until the last of its branches is gone; say what went.
 
         Raises:
-            EngineError: it does not go; the engine is ended, and so is the machine.
+            EngineError: one does not go; the engine is ended, and so is every machine.
         """
         if name in self._off.values():
             self._kept.add(name)
-            return
+            return []
         await self._deleted(name)
         source = self._off.pop(name, None)
         if source in self._kept and source not in self._off.values():
             self._kept.discard(source)
-            await self.delete(source)
+            return [name, *await self.delete(source)]
+        return [name]
 
     async def purge(self, names: Iterable[str]) -> None:
         """Delete machines of dead workers, of which nobody knows which was branched off which.

@@ -86,6 +86,20 @@ class GuestLink:
         """Wait until the runner has begun."""
         await self._within(self._ready, seconds, "it did not begin")
 
+    @contextlib.asynccontextmanager
+    async def quiet(self) -> AsyncIterator[None]:
+        """Have nothing begin and nothing on its way: what began is waited for.
+
+        Raises:
+            GuestLost: the guest is gone.
+        """
+        async with self._running:
+            # An answer to this says that the runner has taken whatever was told before.
+            await self.read(".", bytes_max=1)
+            async with self._filing:
+                self._check()
+                yield
+
     async def adopt(
         self,
         name: str,
