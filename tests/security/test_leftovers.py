@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stoker.model.execution import Baseline, Rung
+from stoker.sandbox import host as host_module
 from stoker.sandbox import leftovers, marks
 from stoker.sandbox.host import ROOT_WORK, SandboxHost
 from stoker.sandbox.leftovers import Leftover
@@ -123,5 +124,37 @@ def test_the_mark_of_a_dead_worker_goes_with_the_last_of_its_boxes(tmp_path: Pat
             await host.sweep()
             assert not (marks.HOSTS / dead).exists()
             assert marks.is_held(marks.mark_of(other)), "ours is in use"
+
+    sandbox.run(body)
+
+
+def test_the_home_of_machines_goes_with_its_last_worker_or_is_found_once_it_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (marks, leftovers, host_module):
+        monkeypatch.setattr(module, "MACHINES", tmp_path / "machines")
+
+    def furnished(mark: str) -> Path:
+        home = tmp_path / "machines" / mark
+        (home / ".local").mkdir(parents=True)
+        (home / "engine.log").write_text("started")
+        return home
+
+    async def body() -> None:
+        async with SandboxHost.open(tmp_path / "other") as other:
+            async with SandboxHost.open(tmp_path / "one") as one:
+                home = furnished(one.mark)
+                assert _of(one.mark, other) == []
+                async with SandboxHost.open(tmp_path / "one"):
+                    pass
+                assert home.exists(), "another worker still has it"
+            assert not home.exists()
+            dead = furnished("0dead")
+            (found,) = _of("0dead", other)
+            assert (found.boxes, found.home) == ((), str(dead))
+            (fact,) = (f for f in host_facts(other) if f.name == "boxes of dead workers")
+            assert not fact.ok
+            assert await leftovers.remove(other, [found]) == 0
+            assert not dead.exists()
 
     sandbox.run(body)

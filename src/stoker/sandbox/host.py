@@ -21,7 +21,7 @@ from stoker.sandbox.baselines import Baselines
 from stoker.sandbox.egress.gate import Egress, EgressDecision
 from stoker.sandbox.ledger import BoxLedger, BoxRecord
 from stoker.sandbox.maker_client import MakerClient
-from stoker.sandbox.marks import HeldMark, forget_dead, mark_of
+from stoker.sandbox.marks import MACHINES, HeldMark, forget_dead, mark_of
 from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.uids import UidLeases, pids_of_uid
 
@@ -194,10 +194,14 @@ class SandboxHost:
         return len(abandoned)
 
     def _bears(self, mark: str) -> bool:
-        """Whether files or control groups of boxes bear this mark, alive or not."""
+        """Whether files, machines or control groups of boxes bear this mark, alive or not."""
         assert self.tree is not None
         folders = ROOT_WORK.glob(f"{mark}.*")
-        return any(folders) or bool(self.tree.find(f"{_GROUP_PREFIX}.{mark}."))
+        return (
+            any(folders)
+            or (MACHINES / mark).exists()
+            or bool(self.tree.find(f"{_GROUP_PREFIX}.{mark}."))
+        )
 
     def leaked(self) -> int:
         """Return how many things of this state directory belong to no living box: 0 is right."""

@@ -21,7 +21,7 @@ import msgspec
 
 from stoker.sandbox.host import ROOT_WORK, SandboxHost
 from stoker.sandbox.ledger import BoxRecord
-from stoker.sandbox.marks import HOSTS, is_held
+from stoker.sandbox.marks import HOSTS, MACHINES, is_held, remove_home
 
 COMMAND = "python -m stoker.sandbox.leftovers --remove"
 _BOX_PARTS = 3
@@ -35,6 +35,8 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
     state_directory: str
     """Where it was, or empty where that is unknown."""
     boxes: tuple[str, ...]
+    home: str = ""
+    """Of its Smol Machines, which ended with their worker."""
 
 
 def find(host: SandboxHost) -> list[Leftover]:
@@ -44,8 +46,16 @@ def find(host: SandboxHost) -> list[Leftover]:
     found: dict[str, set[str]] = {}
     for mark, box in _names(host):
         found.setdefault(mark, set()).add(box)
+    homes = {home.name: str(home) for home in MACHINES.iterdir()} if MACHINES.is_dir() else {}
+    for mark in homes:
+        found.setdefault(mark, set())
     return [
-        Leftover(mark=mark, state_directory=_state_of(mark), boxes=tuple(sorted(boxes)))
+        Leftover(
+            mark=mark,
+            state_directory=_state_of(mark),
+            boxes=tuple(sorted(boxes)),
+            home=homes.get(mark, ""),
+        )
         for mark, boxes in sorted(found.items())
         if not is_held(mark)
     ]
@@ -83,6 +93,7 @@ async def remove(host: SandboxHost, leftovers: Iterable[Leftover]) -> int:
         for box in leftover.boxes:
             await host.remove(_record(host, leftover.mark, box))
             count += 1
+        await asyncio.to_thread(remove_home, leftover.mark)
         (HOSTS / leftover.mark).unlink(missing_ok=True)
     return count
 
@@ -112,7 +123,8 @@ async def _main(*, removing: bool) -> int:
             leftovers = find(host)
             for leftover in leftovers:
                 where = leftover.state_directory or "an unknown state directory"
-                sys.stdout.write(f"{len(leftover.boxes)} boxes of {where}\n")
+                machines = " and the home of its Smol Machines" if leftover.home else ""
+                sys.stdout.write(f"{len(leftover.boxes)} boxes{machines} of {where}\n")
             if removing:
                 sys.stdout.write(f"{await remove(host, leftovers)} boxes removed\n")
             elif not leftovers:

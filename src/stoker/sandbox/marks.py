@@ -12,10 +12,14 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
+from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.runtime import make_public
 from stoker.seams.locks import is_file, lock_is_refused
 
 HOSTS = Path("/run/stoker/hosts")
+MACHINES = Path("/var/lib/stoker/smol")
+"""Where Smol Machines of root's state directories have their homes, under their marks: paths of
+sockets are short."""
 
 
 def mark_of(state_directory: Path) -> str:
@@ -39,12 +43,14 @@ class HeldMark:
         os.pwrite(self._lock, os.fsencode(state_directory.resolve()), 0)
 
     def close(self, *, everything_gone: bool) -> None:
-        """Let go; the last one that leaves nothing takes the file along."""
+        """Let go; the last one that leaves nothing takes the file along, and a home of machines."""
         if self._lock < 0:
             return
         if everything_gone:
             with contextlib.suppress(BlockingIOError):
                 fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                with contextlib.suppress(OSError):  # what stays is told as a leftover
+                    remove_home(self._path.name)
                 self._path.unlink(missing_ok=True)
         os.close(self._lock)
         self._lock = -1
@@ -65,6 +71,12 @@ def forget_dead(in_use: Callable[[str], bool]) -> None:
                     path.unlink(missing_ok=True)
         finally:
             os.close(lock)
+
+
+def remove_home(mark: str) -> None:
+    """Remove the home of the machines of a mark that nobody else holds: they ended before."""
+    if (MACHINES / mark).exists():
+        remove_tree(MACHINES / mark)
 
 
 def is_held(mark: str) -> bool:

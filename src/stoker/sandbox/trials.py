@@ -391,12 +391,12 @@ def joining(mounts: str) -> HostFact:
 def _left_by_the_dead(host: SandboxHost) -> HostFact:
     found = leftovers.find(host)
     count = sum(len(leftover.boxes) for leftover in found)
-    where = f"{count} of {len(found)} dead state directories" if count else "none"
+    where = f"{count} of {len(found)} dead state directories" if found else "none"
     return HostFact(
         name="boxes of dead workers",
         value=where,
-        ok=not count,
-        remedy=leftovers.COMMAND if count else "",
+        ok=not found,
+        remedy=leftovers.COMMAND if found else "",
     )
 
 

@@ -18,6 +18,7 @@ from stoker.model.checkpoint import Checkpoint, StateKind
 from stoker.model.completion import Usage
 from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Isolation, Limits, Rung
 from stoker.model.tools import Tests, Verdict
+from stoker.sandbox import marks
 from stoker.sandbox.base import BoxOffer, Strength, not_offered
 from stoker.sandbox.guest.place import Limits as GuestLimits
 from stoker.sandbox.host import SandboxHost
@@ -33,8 +34,6 @@ from stoker.sandbox.vm import guests
 from stoker.sandbox.vm.link import GuestLink, GuestLost
 from stoker.seams.entropy import fresh_id
 
-HOMES = Path("/var/lib/stoker/smol")
-"""Where machines of root's state directories lie, under their marks: socket paths are short."""
 _GUEST_MEBIBYTES = 256
 """What the kernel, its agent, the runner and the page cache take beside the box."""
 _SIZE_STEP_MEBIBYTES = 256
@@ -310,7 +309,7 @@ def installed() -> bool:
 
 def _home(host: SandboxHost) -> Path:
     if host.root:
-        return HOMES / host.mark
+        return marks.MACHINES / host.mark
     try:
         home = Path.home()
     except RuntimeError:  # a user without a home: paths of sockets may be too long there
