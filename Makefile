@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PY := .venv/bin/python
 
-.PHONY: demo demo-model torch-env rig-vllm rig-smol test test-all lint check venv clean bench-step bench-peers bench-faults
+.PHONY: demo demo-model torch-env rig-vllm rig-smol rig-systemd test test-all lint check venv clean bench-step bench-peers bench-faults
 
 venv: .venv/.installed-dev
 
@@ -23,6 +23,10 @@ rig-vllm: .venv/.installed-dev
 # Tests of Smol Machines in an emulated host that has KVM: root on Debian, 10 minutes.
 rig-smol: .venv/.installed-dev
 	@$(PY) tools/rig_smol.py
+
+# Boxes by the control groups of systemd, in an emulated host: root on Debian, 10 minutes.
+rig-systemd: .venv/.installed-dev
+	@$(PY) tools/rig_systemd.py
 
 demo: .venv/.installed
 	@$(PY) examples/humaneval/demo.py

@@ -152,7 +152,7 @@ def bodies(marks: set[str]) -> list[str]:
             left.append(f"process {entry.name}")
     mounts = Path("/proc/self/mounts").read_text().splitlines()
     left += [f"mount {line}" for line in mounts if any(f"/{mark}." in line for mark in marks)]
-    tree, _ = find_tree()
+    tree = find_tree().tree
     if tree is not None:
         left += [f"group {name}" for mark in marks for name in tree.find(f"stoker.{mark}.")]
     if ROOT_WORK.is_dir():

@@ -5,3 +5,7 @@ RUNC = "needs root and runc: as root, apt-get install runc (make test does it on
 S3 = "needs obstore and moto: make venv"
 CRUN = "needs root and crun: as root, apt-get install crun"
 SMOL = "make rig-smol runs these tests in an emulated host that has a KVM of its own"
+DELEGATION = (
+    "needs root, or a delegated control group: systemd-run --user --scope -p Delegate=yes make "
+    "test, or make rig-systemd"
+)

@@ -33,6 +33,7 @@ from stoker.model.execution import (
 from stoker.model.tools import RunRequest
 from stoker.sandbox import runtime
 from stoker.sandbox.base import BoxRun
+from stoker.sandbox.cgroups import find_tree
 from stoker.sandbox.confined import ConfinedBackend
 from stoker.sandbox.container import container_backends
 from stoker.sandbox.host import SandboxHost
@@ -55,6 +56,9 @@ PATIENCE = 60.0
 
 T = TypeVar("T")
 
+BY_DELEGATION = not ROOT and find_tree().tree is not None
+"""Whether this ordinary user has a control group of its own: then rung (b) is tried too."""
+
 needs_root = pytest.mark.skipif(
     not ROOT, reason="needs root (leased uids, cgroups): run the tests with sudo"
 )
@@ -71,6 +75,7 @@ CONTAINER = [
     *([_container(Rung.CRUN, needs.CRUN)] if shutil.which("crun") else []),
 ]
 """By default each runs the tests that are marked ``every_backend``; the slow run has them all."""
+_B = [pytest.param(Rung.DELEGATED, marks=pytest.mark.delegated, id="b")] if BY_DELEGATION else []
 BOXED = [
     pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
     # Each attack once more, its python actions forked in the box.
@@ -79,6 +84,7 @@ BOXED = [
         marks=[needs_root, pytest.mark.root, pytest.mark.warm, pytest.mark.slow],
         id="a-warm",
     ),
+    *_B,
     pytest.param(Rung.USER_NAMESPACE, id="c"),
     *CONTAINER,
 ]
@@ -86,10 +92,11 @@ _A, _PROCESS = BOXED[0], pytest.param(Rung.PROCESS, id="process")
 EVERY = [*BOXED, _PROCESS]
 OWN = [_A, *CONTAINER]
 """Where a box has uids and mounts of its own."""
-HERE = [_A, _PROCESS, *CONTAINER]
+HERE = [_A, *_B, _PROCESS, *CONTAINER]
 """Where boxes are made by this process."""
 COUNTED = [
     _A,
+    *_B,
     pytest.param(Rung.PROCESS, marks=[needs_root, pytest.mark.root], id="process"),
     *CONTAINER,
 ]
@@ -247,7 +254,7 @@ def readable_code() -> tuple[Path, str]:
 
 _PYTEST_STAND_IN = """
 class mark:
-    root = warm = slow = every_backend = None
+    root = delegated = warm = slow = every_backend = None
     @staticmethod
     def skipif(*_, **__): return None
 def param(*_, **__): return None

@@ -212,7 +212,7 @@ def test_version_2_is_read_and_written_by_its_files(
     assert (directory / "memory.swap.max").read_text() == "0"
     assert (directory / "memory.oom.group").read_text() == "1"
     assert (directory / "pids.max").read_text() == "7"
-    assert group.counters() == Counters(1.5, 2, 4, 4096)
+    assert group.counters() == Counters(1.5, 2, 4, 4096, 1)
     for descriptor in group.join_descriptors():
         os.write(descriptor, b"0")
         os.close(descriptor)
@@ -260,7 +260,7 @@ def test_a_group_that_cannot_be_made_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_verdicts_are_differences_of_counters() -> None:
-    before = Counters(1.0, 3, 5, None)
+    before = Counters(1.0, 3, 5, None, 2)
     assert _from_counters(before, before) is None
     assert _from_counters(before, before._replace(memory_kills=4)) is LimitKind.MEMORY
     assert _from_counters(before, before._replace(refused_forks=6)) is LimitKind.PROCESSES

@@ -107,7 +107,7 @@ class CanaryBackend(Protocol):
 async def namespace_offer(backend: CanaryBackend) -> BoxOffer:
     """Run a namespace box and see whether it holds."""
     missing, remedy = _needs(backend.host)
-    strengths = namespace_strengths(backend.parts)
+    strengths = namespace_strengths(backend.parts, backend.host.tree_remedy)
     return await tried_offer(backend, Isolation.NAMESPACE, missing, remedy, strengths)
 
 
@@ -225,12 +225,15 @@ def _reads(setting: str) -> str:
         return ""
 
 
-def namespace_strengths(parts: Parts) -> tuple[Strength, ...]:
-    """Return how far each limit holds on this rung; ``trials`` tries them."""
+def namespace_strengths(parts: Parts, more: str = "run as root") -> tuple[Strength, ...]:
+    """Return how far each limit holds on this rung; ``trials`` tries them.
+
+    ``more``: what would give control groups.
+    """
     group = parts.group
     root = parts.sized_mounts
     counted = "enforced" if group else "best effort"
-    remedy = "" if group else "run as root (delegated control groups come later)"
+    remedy = "" if group else more
     how = {
         "memory": ("cgroup", "RLIMIT_AS and a watcher"),
         "cpu": ("cgroup", "/proc, polled"),

@@ -1,9 +1,10 @@
 """Control groups of boxes, versions 1 and 2 behind one small interface.
 
 One group per box, reused by its actions, so verdicts are *differences* of cumulative counters:
-``memory`` from the kernel's own count of kills, ``pids`` from its count of refused forks, CPU time
-over all processes that ever were in the box. A group is named after the worker's state directory
-and the box, so that a later incarnation finds what a dead one left.
+``memory`` from the kernel's own count of kills where the box had met its limit (else it was killed
+for somebody else's want of memory), ``pids`` from its count of refused forks, CPU time over all
+processes that ever were in the box. A group is named after the worker's state directory and the
+box, so that a later incarnation finds what a dead one left.
 """
 
 import asyncio
@@ -16,9 +17,10 @@ from typing import NamedTuple, Protocol
 
 from stoker.errors import BoxFailed
 from stoker.model.execution import Limits
+from stoker.sandbox import delegation
 
 _V1_CONTROLLERS = ("memory", "pids", "cpuacct", "freezer")
-_V2_CONTROLLERS = {"memory", "pids", "cpu"}
+_IN_CONTAINER = "make them writable in this container (docker run --privileged), or leave it"
 _UNLIMITED = 1 << 60
 _KILL_PAUSE_SECONDS = 0.002
 _FREEZE_AFTER = 3
@@ -35,6 +37,8 @@ class Counters(NamedTuple):
     memory_kills: int
     refused_forks: int
     memory_peak_bytes: int | None
+    memory_met: int
+    """How often it met its own memory limit. Version 1 does not tell: there each kill counts."""
 
 
 class Group(Protocol):
@@ -73,6 +77,10 @@ class Tree(Protocol):
 
     def directories(self, name: str) -> tuple[str, ...]:
         """Where a group of this name lies, whether or not it exists."""
+        ...
+
+    def kept(self, name: str) -> str:
+        """Return what a record says of a group, for whoever removes it (``directories_of``)."""
         ...
 
     def find(self, prefix: str) -> set[str]:
@@ -116,6 +124,10 @@ class TreeV1:
                 f"control group {name} could not be made ({error}); nothing of it is left"
             ) from error
 
+    def kept(self, name: str) -> str:
+        """Return its name: each hierarchy has one place for groups."""
+        return name
+
     def find(self, prefix: str) -> set[str]:
         """Return the names of groups that begin so."""
         return {
@@ -150,11 +162,13 @@ class _GroupV1:
 
     def counters(self) -> Counters:
         usage, control, events = (os.pread(file, 4096, 0) for file in self._files[:3])
+        kills = _field(control, b"oom_kill")
         return Counters(
             int(usage) / 1e9,
-            _field(control, b"oom_kill"),
+            kills,
             _field(events, b"max"),
             self._read_peak(),
+            kills,  # its count of the limit's failures stays 0 in kernels of today (6.18)
         )
 
     def _read_peak(self) -> int | None:
@@ -208,6 +222,10 @@ class TreeV2:
         """Return the names of groups that begin so."""
         return {e.name for e in os.scandir(self._parent) if e.name.startswith(prefix)}
 
+    def kept(self, name: str) -> str:
+        """Return its path: a later life may be in another unit, or in one without delegation."""
+        return str(Path(self._parent) / name)
+
 
 class _GroupV2:
     def __init__(self, directory: Path) -> None:
@@ -222,7 +240,13 @@ class _GroupV2:
         return _open_joins(self.directories, "cgroup.procs")
 
     def counters(self) -> Counters:
-        cpu, memory, pids = (os.pread(file, 4096, 0) for file in self._files)
+        try:
+            cpu, memory, pids = (os.pread(file, 4096, 0) for file in self._files)
+        except OSError as error:
+            raise BoxFailed(
+                f"control group {self._directory.name} lost its controllers ({error}): nothing "
+                "limits its box any more; what ran in it was ended"
+            ) from error
         peak = None
         with contextlib.suppress(OSError, ValueError):
             peak = int((self._directory / "memory.peak").read_bytes())
@@ -231,6 +255,7 @@ class _GroupV2:
             _field(memory, b"oom_kill"),
             _field(pids, b"max"),
             peak,
+            _field(memory, b"oom"),
         )
 
     def reset_peak(self) -> None:
@@ -241,34 +266,50 @@ class _GroupV2:
             os.close(self._files.pop())
 
 
+def directories_of(tree: Tree | None, kept: str) -> tuple[str, ...]:
+    """Return where the group of a record lies; empty where it has none or cannot be reached."""
+    if kept.startswith("/"):
+        return (kept,)
+    return tree.directories(kept) if tree is not None and kept else ()
+
+
 # --- what both share -------------------------------------------------------------------------
 
 
-def find_tree() -> tuple[Tree | None, str]:
-    """Return where this process may make groups, or ``None`` and why not."""
+class Found(NamedTuple):
+    """Where this process may make groups."""
+
+    tree: Tree | None
+    note: str
+    """Which version, or why there is none."""
+    remedy: str = ""
+    """What would give some, where there are none."""
+
+
+def find_tree() -> Found:
+    """Return where this process may make groups; it may be moved beneath its group for that."""
     mounts = _mounts()
     v1 = {c: _v1_parent(mounts[c], c) for c in _V1_CONTROLLERS if c in mounts}
-    if len(v1) == len(_V1_CONTROLLERS):
-        if all(os.access(parent, os.W_OK) for parent in v1.values()):
-            return TreeV1(v1), "version 1"
-        return None, "control groups (version 1) are not writable for this user"
+    first = len(v1) == len(_V1_CONTROLLERS)
+    remedy = _IN_CONTAINER if os.geteuid() == 0 else "run as root"
+    if first and all(os.access(parent, os.W_OK) for parent in v1.values()):
+        return Found(TreeV1(v1), "version 1")
+    if first:
+        return Found(None, "control groups (version 1) are not writable for this user", remedy)
     unified = mounts.get("unified")
     if unified is None:
-        return None, "no control group file system is mounted"
-    return _unified_tree(unified)
-
-
-def _unified_tree(root: str) -> tuple[Tree | None, str]:
-    enabled = Path(root) / "cgroup.subtree_control"
+        return Found(None, "no control group file system is mounted", remedy)
     try:
-        missing = _V2_CONTROLLERS - set(enabled.read_text().split())
-        if missing:
-            enabled.write_text(" ".join(f"+{name}" for name in sorted(missing)))
-    except OSError as error:
-        return None, f"control groups (version 2) are not delegated to this user ({error.strerror})"
-    if not os.access(root, os.W_OK):
-        return None, "control groups (version 2) are not writable for this user"
-    return TreeV2(root), "version 2"
+        parent = delegation.place(Path(unified), _own_group(), root=os.geteuid() == 0)
+    except delegation.NotDelegated as error:
+        return Found(None, f"control groups (version 2): {error}", error.remedy or remedy)
+    where = "version 2" if str(parent) == unified else f"version 2, beneath {parent.name}"
+    return Found(TreeV2(str(parent)), where)
+
+
+def _own_group() -> str:
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    return next(line.split(":", 2)[2] for line in lines if line.startswith("0:"))
 
 
 def _mounts() -> dict[str, str]:
@@ -310,15 +351,25 @@ async def kill_all(
         alive = live_pids(directories, spared())
         if not alive:
             return
-        frozen = attempt >= _FREEZE_AFTER and _freeze(directories, frozen=True)
-        for pid in live_pids(directories, spared()) if frozen else alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if frozen:
-            _freeze(directories, frozen=False)
+        if spared() or not _killed_at_once(directories):
+            frozen = attempt >= _FREEZE_AFTER and _freeze(directories, frozen=True)
+            for pid in live_pids(directories, spared()) if frozen else alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            if frozen:
+                _freeze(directories, frozen=False)
         await asyncio.sleep(pause)
         pause = min(pause * 2, 0.02)
     raise BoxFailed(f"processes {live_pids(directories)} of {directories[0]} cannot be killed")
+
+
+def _killed_at_once(directories: tuple[str, ...]) -> bool:
+    """Kill all of a group, forks under way included, where the kernel can (version 2, 5.14)."""
+    try:
+        _write(f"{directories[0]}/cgroup.kill", 1)
+    except OSError:
+        return False
+    return True
 
 
 def live_pids(directories: tuple[str, ...], spared: frozenset[int] = frozenset()) -> list[int]:

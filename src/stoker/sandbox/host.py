@@ -49,7 +49,7 @@ class SandboxHost:
         self.root = os.geteuid() == 0
         self.runtime = runtime_files
         self.ledger = BoxLedger(state_directory)
-        self.tree, self.tree_note = cgroups.find_tree()
+        self.tree, self.tree_note, self.tree_remedy = cgroups.find_tree()
         self.uids = UidLeases(uid_base, uid_count) if self.root else None
         self.mark = mark_of(state_directory)
         self._held = HeldMark(state_directory) if self.root else None
@@ -113,6 +113,10 @@ class SandboxHost:
         """Return the name of a box's control group."""
         return f"{_GROUP_PREFIX}.{self.mark}.{box_id}"
 
+    def group_of(self, box_id: str) -> str:
+        """Return what a box's record says of its control group; empty where there are none."""
+        return "" if self.tree is None else self.tree.kept(self.group_name(box_id))
+
     def work_directory(self, box_id: str, *, traversable: bool) -> Path:
         """Return where a box keeps its files: where a leased uid can come, or with the state."""
         if traversable:
@@ -146,7 +150,7 @@ class SandboxHost:
         Raises:
             BoxFailed: something could not be removed; the record stays for the next sweep.
         """
-        directories = self.tree.directories(record.group) if self.tree and record.group else ()
+        directories = cgroups.directories_of(self.tree, record.group)
         if directories:
             await cgroups.kill_all(directories)
         leased = [uid for uid in (record.uid, record.server_uid) if uid is not None]

@@ -438,7 +438,7 @@ class LocalBackend(ABC):
         directory = host.work_directory(record.box_id, traversable=parts.leased_uid)
         return msgspec.structs.replace(
             record,
-            group=host.group_name(record.box_id) if parts.group else "",
+            group=host.group_of(record.box_id) if parts.group else "",
             mounts=tuple(str(directory / f) for f in FOLDERS) if parts.sized_mounts else (),
             directory=str(directory),
         )

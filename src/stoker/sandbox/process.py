@@ -39,7 +39,7 @@ class ProcessBackend(LocalBackend):
         """Return what holds; there is nothing to try that could fail."""
         counted = "enforced" if self.parts.group else "best effort"
         how = "cgroup" if self.parts.group else "/proc and rlimits"
-        remedy = "" if self.parts.group else "run as root (delegated control groups come later)"
+        remedy = "" if self.parts.group else self.host.tree_remedy
         return BoxOffer(
             isolation=Isolation.PROCESS,
             rung=Rung.PROCESS,

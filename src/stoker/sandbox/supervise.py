@@ -306,6 +306,12 @@ class _Supervision:
             now = work.group.counters()
             cpu = now.cpu_seconds - self._before.cpu_seconds
             peak = now.memory_peak_bytes or peak
+            if _killed_from_outside(self._before, now):
+                raise BoxFailed(
+                    "the kernel killed programs of a box that had not met its memory limit: this "
+                    "machine, or the group the worker is in, is out of memory; run fewer boxes at "
+                    "once or with smaller limits"
+                )
             if self._stopping is None:
                 self._limit = _from_counters(self._before, now)
         code, number = ending(exited.status, wrapped=work.wrapped)
@@ -350,6 +356,11 @@ async def _uncancelled(work: Awaitable[None]) -> None:
     except asyncio.CancelledError:
         await seen_out(task)
         raise
+
+
+def _killed_from_outside(before: Counters, now: Counters) -> bool:
+    """Whether programs of the box died of somebody else's want of memory."""
+    return now.memory_kills > before.memory_kills and now.memory_met == before.memory_met
 
 
 def _from_counters(before: Counters, now: Counters) -> LimitKind | None:

@@ -130,11 +130,10 @@ def _limit_trials() -> list[_Trial]:
         ),
         _Trial(
             limit="processes",
-            argv=("sh", "-c", "for i in $(seq 60); do sleep 600 & done; wait"),
+            argv=("sh", "-c", "for i in $(seq 60); do sleep 600 & done; sleep 2"),
             stopped=lambda r: r.limit is LimitKind.PROCESSES or b"fork" in r.stderr.kept.lower(),
             how="60 processes",
             limits=msgspec.structs.replace(_ROOMY, memory_bytes=512 * MEBIBYTE),
-            timeout_seconds=3.0,
             counted=True,
         ),
         _Trial(
@@ -263,27 +262,24 @@ async def _try(backend: LocalBackend, trial: _Trial) -> Strength:
             how=f"{trial.how} was not stopped ({result.text[-200:]})",
             remedy="run as root" if not backend.host.root else "please report this host",
         )
-    weak = _weakness(backend, trial)
+    weak, remedy = _weakness(backend, trial)
     if weak:
-        return Strength(
-            limit=trial.limit, level="best effort", how=f"{trial.how}: {weak}", remedy=_BETTER
-        )
+        how = f"{trial.how}: {weak}"
+        return Strength(limit=trial.limit, level="best effort", how=how, remedy=remedy)
     return Strength(limit=trial.limit, level="enforced", how=f"tried: {trial.how}")
 
 
-_BETTER = "run as root (delegated control groups come later)"
-_IN_CONTAINER = "make them writable in this container (docker run --privileged), or leave it"
 _NAMESPACE_REFUSED = ("namespace failed", "to create new namespace")
 """How bubblewrap says that it may not make one."""
 
 
-def _weakness(backend: LocalBackend, trial: _Trial) -> str:
-    """Return why a limit that held this time is only best effort, or nothing."""
+def _weakness(backend: LocalBackend, trial: _Trial) -> tuple[str, str]:
+    """Return why a limit that held this time is only best effort, and what helps; or nothing."""
     if trial.counted and not backend.parts.group:
-        return "stopped by polling /proc; no control group"
+        return "stopped by polling /proc; no control group", backend.host.tree_remedy
     if trial.limit == "disk" and not backend.parts.sized_mounts:
-        return "stopped by a watcher; no sized file system"
-    return ""
+        return "stopped by a watcher; no sized file system", "run as root"
+    return "", ""
 
 
 async def _try_survivor(backend: LocalBackend) -> Strength:
@@ -339,7 +335,7 @@ def host_facts(host: SandboxHost, offers: Sequence[BoxOffer] = ()) -> tuple[Host
             name="control groups",
             value=host.tree_note,
             ok=grouped,
-            remedy="" if grouped else _IN_CONTAINER if host.root else _BETTER,
+            remedy=host.tree_remedy,
         ),
         *([joining(Path("/proc/mounts").read_text())] if host.root and unified else []),
         HostFact(

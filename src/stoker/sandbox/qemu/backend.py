@@ -180,8 +180,7 @@ class QemuBackend:
 
     def _planned(self, record: BoxRecord) -> BoxRecord:
         uid = self.host.uids.lease() if self.host.uids is not None else None
-        group = self.host.group_name(record.box_id) if self.host.tree is not None else ""
-        return msgspec.structs.replace(record, uid=uid, group=group)
+        return msgspec.structs.replace(record, uid=uid, group=self.host.group_of(record.box_id))
 
     def _group(self, record: BoxRecord, limits: Limits) -> Group | None:
         if self.host.tree is None:
