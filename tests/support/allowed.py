@@ -91,6 +91,7 @@ BOUNDARIES = {
     "sandbox/smol/engine_main.py:Engine._answer": "whatever the SDK raises is its caller's fault",
     "testing/conformance.py:_capabilities": "a foreign engine may raise anything",
     "testing/conformance.py:_tried": "a foreign engine may raise anything",
+    "testing/virtual_clock.py:VirtualLoop.run_in_executor": "raised again where it is awaited",
     "tickets/publisher.py:Publisher._publish": "a client of any queue may raise anything",
     "tickets/thread.py:TicketThread._serve": "what a start raises is raised in the caller's thread",
     "worker/batches.py:Batcher._one": "every waiter of a batch gets its failure",

@@ -6,6 +6,7 @@ import pytest
 
 from stoker.errors import ArtifactDamaged, ArtifactNotStored
 from stoker.journal.artifacts import ArtifactStore
+from stoker.journal.memory import MemoryArtifacts
 from stoker.model.value import INLINE_BYTES_MAX, Value, content_digest
 
 LARGE = b"0123456789abcdef" * (INLINE_BYTES_MAX // 8)
@@ -82,3 +83,16 @@ def test_a_failed_write_leaves_nothing_under_the_digest(
     with pytest.raises(ArtifactNotStored, match=r"No space.*nothing of them was kept; free some"):
         ArtifactStore(tmp_path).put(LARGE)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_store_in_memory_keeps_values_checks_them_and_holds_no_files(tmp_path: Path) -> None:
+    store = MemoryArtifacts()
+    value = store.put(LARGE)
+    assert (value.inline, store.get(value)) == (None, LARGE)
+    assert store.put(b"small").inline == b"small"
+    with pytest.raises(ArtifactDamaged, match="lives as long as its process"):
+        MemoryArtifacts().get(value)
+    with pytest.raises(ArtifactDamaged, match="do not match"):
+        store.get(Value(digest=value.digest, size_bytes=1))
+    with pytest.raises(ArtifactNotStored, match="holds no files"):
+        store.adopt(tmp_path / "state", value.digest)

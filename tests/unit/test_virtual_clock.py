@@ -1,8 +1,15 @@
 import asyncio
+import threading
 
 import pytest
 
-from stoker.testing.virtual_clock import WALL_START, VirtualClock, VirtualDeadlock, run_virtual
+from stoker.testing.virtual_clock import (
+    WALL_START,
+    VirtualClock,
+    VirtualDeadlock,
+    VirtualLoop,
+    run_virtual,
+)
 
 
 def test_an_hour_passes_at_once_and_timers_fire_in_order() -> None:
@@ -62,3 +69,32 @@ def test_timeouts_and_cancellation_work_in_virtual_time() -> None:
         return VirtualClock().monotonic()
 
     assert run_virtual(main()) == pytest.approx(30)
+
+
+def test_what_goes_to_a_thread_is_done_here_in_no_time() -> None:
+    async def main() -> tuple[int, float]:
+        here = await asyncio.to_thread(threading.get_ident)
+        with pytest.raises(OSError, match="full"):
+            await asyncio.to_thread(_full)
+        return here, VirtualClock().monotonic()
+
+    assert run_virtual(main()) == (threading.get_ident(), 0.0)
+
+
+def test_each_jump_is_told_before_it_is_made() -> None:
+    seen: list[tuple[float, float]] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualLoop)
+        loop.on_passing(lambda seconds: seen.append((loop.time(), seconds)))
+        await asyncio.sleep(2)
+        await asyncio.sleep(0)
+        await asyncio.sleep(3)
+
+    run_virtual(main())
+    assert seen == [(0.0, 2.0), (2.0, 3.0)]
+
+
+def _full() -> None:
+    raise OSError("the disk is full")

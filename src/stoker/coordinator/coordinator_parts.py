@@ -22,7 +22,7 @@ from stoker.seams.clock import Clock
 
 @dataclass(slots=True, kw_only=True)
 class Parts:
-    """What a coordinator is built on; ``execute`` makes it."""
+    """What a coordinator is built on; ``assembly`` makes it."""
 
     ledger: Ledger
     fence: Fence

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.broker.base import Attach, Durability, Ledger
+from stoker.broker.base import Durability, Ledger
 from stoker.broker.client import connect
 from stoker.broker.limits import database_of, limits_of, refuse_other
 from stoker.broker.network import remote_of
 from stoker.config.tasks import read_tasks
 from stoker.config.tree import Settings
-from stoker.coordinator.actions import ActionFactory
 from stoker.coordinator.admission import Admission
 from stoker.coordinator.agreement import (
     Inputs,
@@ -25,21 +24,11 @@ from stoker.coordinator.agreement import (
     require_same_run,
     require_usable,
 )
-from stoker.coordinator.appender import Appender
-from stoker.coordinator.budget import Budget
+from stoker.coordinator.assembly import Ground, assemble
 from stoker.coordinator.cancelling import CancelWatch
-from stoker.coordinator.checking import Checker
 from stoker.coordinator.common import CommonLedger
 from stoker.coordinator.coordinator import Coordinator
-from stoker.coordinator.coordinator_parts import Parts
-from stoker.coordinator.dispatch import Dispatcher
-from stoker.coordinator.events import EventRouter
-from stoker.coordinator.figures import RunFigures
-from stoker.coordinator.flow import Flow
-from stoker.coordinator.flow_parts import FlowParts
 from stoker.coordinator.hosts import HostLink, HostPool
-from stoker.coordinator.lane import Lane
-from stoker.coordinator.places import Places
 from stoker.coordinator.plan import Plan, policy_digests
 from stoker.coordinator.record import (
     RunDirectory,
@@ -47,7 +36,6 @@ from stoker.coordinator.record import (
     find_run,
 )
 from stoker.coordinator.request import Changed, Observer, RunReport, RunRequest, StopSignal
-from stoker.coordinator.resuming import Resumer
 from stoker.coordinator.sharing import Membership, Part, end_owner
 from stoker.coordinator.snapshots import Snapshots
 from stoker.coordinator.storage import StorageWatch, require_room
@@ -55,7 +43,7 @@ from stoker.coordinator.telling import Telling
 from stoker.coordinator.trainer import Serving, TrainerSeat
 from stoker.coordinator.workers import LocalWorkers
 from stoker.errors import BadInput, RunChanged, RunOwned, StokerError
-from stoker.inference.base import Model, Pausing
+from stoker.inference.base import Model
 from stoker.inference.open import open_model, start_model
 from stoker.journal.artifacts import ArtifactStore
 from stoker.model.ids import RunId
@@ -68,7 +56,6 @@ from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
 
 RECORDED = declare("coordinator.recorded", "the run has its record; no ledger has been asked")
-ATTACHED = declare("coordinator.attached", "the run is ours; nothing was read or admitted")
 
 _READY_SECONDS = 60.0
 _CHECK_SECONDS = 5.0
@@ -259,62 +246,24 @@ class _Execution:
     async def _assemble(
         self, run: RunDirectory, plan: Plan, ledger: Ledger, model: Model, pool: HostPool
     ) -> Coordinator:
-        settings = self._settings
-        name = plan.partition.name
-        attached = await ledger.attach(
-            Attach(run_id=plan.run_id, partition=name, incarnation=fresh_id("crd_"))
+        trainer = self._trainer
+        ground = Ground(
+            settings=self._settings,
+            plan=plan,
+            ledger=ledger,
+            model=model,
+            pool=pool,
+            spawn=self._spawn,
+            artifacts=ArtifactStore(run.artifacts),
+            metrics=self._metrics,
+            log=self._log,
+            clock=self._clock,
+            stop=self._stop,
+            feed=trainer.feed if trainer is not None else None,
         )
-        reach(ATTACHED)
-        artifacts = ArtifactStore(run.artifacts)
-        appender = Appender(ledger, plan.run_id, attached.fence, partition=name)
-        self._stack.push_async_callback(appender.close)
-        figures = RunFigures(self._metrics)
-        flow = Flow(
-            FlowParts(
-                appender=appender,
-                artifacts=artifacts,
-                factory=ActionFactory(settings, artifacts),
-                figures=figures,
-                clock=self._clock,
-                log=self._log,
-            )
-        )
-        lane = Lane.of_run(model, settings, self._clock, figures.answered, plan.partition)
-        if isinstance(model, Pausing):
-            model.watch_pauses(lane.pause, lane.resume)
-        flow.hosts = pool
-        flow.dispatcher = Dispatcher(lane, artifacts, flow.arrived, Places(plan.group_size))
-        resumer = Resumer(ledger, artifacts, self._clock, settings.workers)
-        checker = Checker(
-            self._spawn,
-            resumer,
-            plan.run_id,
-            settings.program.check_replays,
-            figures,
-            self._log,
-        )
-        coordinator = Coordinator(
-            Parts(
-                ledger=ledger,
-                fence=attached.fence,
-                appender=appender,
-                lane=lane,
-                admission=self._admission(),
-                resumer=resumer,
-                checker=checker,
-                budget=Budget(settings.budget, plan.partition),
-                plan=plan,
-                figures=figures,
-                clock=self._clock,
-                stop=self._stop,
-                flow=flow,
-                feed=self._trainer.feed if self._trainer is not None else None,
-                router=EventRouter(flow),
-            )
-        )
-        flow.owner = pool.listener = coordinator
-        if self._trainer is not None:
-            self._trainer.serving.set_result(Serving(run, coordinator, model))
+        coordinator = await assemble(ground, self._stack)
+        if trainer is not None:
+            trainer.serving.set_result(Serving(run, coordinator, model))
         return coordinator
 
     async def _workers_ready(self, workers: LocalWorkers, keeping: "asyncio.Task[None]") -> None:

@@ -4,6 +4,7 @@ The Prometheus metrics that are states rather than events are brought up to date
 """
 
 from contextlib import suppress
+from typing import Protocol
 
 import msgspec
 
@@ -14,10 +15,18 @@ from stoker.coordinator.record import RunDirectory, write_atomically
 from stoker.coordinator.sharing import Part
 from stoker.coordinator.sizing import slots_needed
 from stoker.coordinator.view import CapsView, ClassView, LaneView, RunSnapshot, ServiceView
-from stoker.coordinator.workers import LocalWorkers, WorkerSeen
+from stoker.coordinator.workers import WorkerSeen
 from stoker.observe.log import RolloutLine
 
 _RECENT = 6
+
+
+class Workers(Protocol):
+    """Who knows the run's workers."""
+
+    def seen(self) -> tuple[WorkerSeen, ...]:
+        """Return what every worker last said of itself."""
+        ...
 
 
 class Snapshots:
@@ -28,7 +37,7 @@ class Snapshots:
         coordinator: Coordinator,
         run: RunDirectory,
         part: Part,
-        workers: LocalWorkers,
+        workers: Workers,
         *,
         accept_shared_kernel: bool,
     ) -> None:

@@ -6,16 +6,19 @@ rollout (``rollout_finished``): it alone answers how the rollout went.
 """
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import msgspec
 import structlog
+from structlog.typing import WrappedLogger
 
 from stoker.model.ids import RolloutId, RunId
 from stoker.model.outcome import Outcome
 from stoker.observe.catalogue import LOG_EVENTS, ROLLOUT_FINISHED
+from stoker.seams.clock import Clock, SystemClock
 from stoker.seams.faultpoints import declare, reach
 
 LOG_WRITE = declare("coordinator.log.write", "a line of a run's log is written", "disk_full")
@@ -79,8 +82,9 @@ class RolloutLine(msgspec.Struct, frozen=True, kw_only=True):
 class Log:
     """One open log file."""
 
-    def __init__(self, file: TextIO, level: str) -> None:
+    def __init__(self, file: TextIO, level: str, clock: Clock | None = None) -> None:
         self._file = file
+        self._clock = clock or SystemClock()
         self.dropped = 0
         """Lines that could not be written."""
         self._least = LEVELS.index(level)
@@ -88,7 +92,7 @@ class Log:
             structlog.WriteLogger(file),
             processors=[
                 structlog.processors.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),
+                self._stamp,
                 structlog.processors.JSONRenderer(ensure_ascii=True, default=str),
             ],
             wrapper_class=structlog.BoundLogger,
@@ -114,6 +118,12 @@ class Log:
             getattr(self._logger, level)(name, **fields)
         except OSError:  # a full disk must not end the run for the sake of a log line
             self.dropped += 1
+
+    def _stamp(
+        self, _logger: WrappedLogger, _method: str, line: MutableMapping[str, Any]
+    ) -> Mapping[str, Any]:
+        at = datetime.fromtimestamp(self._clock.now().wall, UTC)
+        return {**line, "at": at.isoformat(timespec="microseconds").replace("+00:00", "Z")}
 
     def close(self) -> None:
         """Close the file; later lines are dropped."""

@@ -19,9 +19,9 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -57,7 +57,7 @@ from stoker.rollout.operation import VerbOperation
 from stoker.rollout.program import Rollout, load_program
 from stoker.rollout.trampoline import Trampoline
 from stoker.rollout.watchdog import Step, Watchdog
-from stoker.seams.clock import SystemClock
+from stoker.seams.clock import Clock, SystemClock
 from stoker.seams.faultpoints import arm, declare, end, reach, tears
 from stoker.wire.frames import PROTOCOL_VERSION, FrameDecoder, Hello, frame
 
@@ -80,6 +80,14 @@ _LOADING = RolloutId("")
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ToHost | Hello] = msgspec.msgpack.Decoder(ToHost | Hello)
+
+
+class Sending(Protocol):
+    """The way to the coordinator."""
+
+    def send(self, message: msgspec.Struct) -> None:
+        """Send ``message``."""
+        ...
 
 
 class Link:
@@ -109,24 +117,33 @@ class Link:
 class Host:
     """The rollouts of one process."""
 
-    def __init__(self, link: Link, stuck_seconds: float) -> None:
+    def __init__(
+        self,
+        link: Sending,
+        stuck_seconds: float,
+        *,
+        clock: Clock | None = None,
+        threads: Executor | None = None,
+    ) -> None:
+        """``threads`` run what ``ctx.local`` is given; by default some of this process."""
         self._link = link
         self._rollouts: dict[RolloutId, Trampoline] = {}
         self._program: Rollout | None = None
-        self._threads = ThreadPoolExecutor(_LOCAL_THREADS, thread_name_prefix="local")
-        self._watchdog = Watchdog(stuck_seconds, SystemClock(), self._tell_stuck)
+        self._threads = threads or ThreadPoolExecutor(_LOCAL_THREADS, thread_name_prefix="local")
+        self._watchdog = Watchdog(stuck_seconds, clock or SystemClock(), self._tell_stuck)
 
-    def run(self) -> None:
-        """Serve until the coordinator closes or says stop."""
+    def run(self, messages: Iterator[ToHost | Hello]) -> None:
+        """Watch, and serve until the coordinator closes or says stop."""
         self._watchdog.start()
         self._link.send(Hello(protocol=PROTOCOL_VERSION, role="host"))
-        for message in self._link.messages():
+        for message in messages:
             if isinstance(message, StopHost):
                 return
             reach(MESSAGE)
-            self._handle(message)
+            self.handle(message)
 
-    def _handle(self, message: ToHost | Hello) -> None:
+    def handle(self, message: ToHost | Hello) -> None:
+        """Do what the coordinator says; what comes of it is sent before this returns."""
         match message:
             case Hello():
                 if message.protocol != PROTOCOL_VERSION:
@@ -151,18 +168,23 @@ class Host:
         except (ProgramInvalid, OSError) as error:
             self._link.send(LoadFailed(message=str(error)))
             return
-        self._program = program
         reach(LOADED)
+        hash_seed = int(os.environ.get("PYTHONHASHSEED", "0"))
+        self.take(program, digest, hash_seed=hash_seed, pid=os.getpid())
+
+    def take(self, program: Rollout, digest: str, *, hash_seed: int, pid: int) -> None:
+        """Run rollouts of ``program`` from now on, and say so."""
+        self._program = program
         self._link.send(
             Loaded(
                 name=program.name,
                 version=program.version,
                 source_digest=digest,
                 python=".".join(platform.python_version_tuple()[:2]),
-                hash_seed=int(os.environ.get("PYTHONHASHSEED", "0")),
+                hash_seed=hash_seed,
                 boxes=program.boxes,
                 timeout_seconds=program.timeout_seconds,
-                pid=os.getpid(),
+                pid=pid,
             )
         )
 
@@ -274,7 +296,7 @@ def main(argv: list[str]) -> None:
     sys.stdout = sys.stderr = LogStream(io.FileIO(2, "w", closefd=False))
     link = Link(socket.socket(fileno=options.socket))
     try:
-        Host(link, options.stuck).run()
+        Host(link, options.stuck).run(link.messages())
     except BaseException:  # noqa: BLE001 - boundary: the process ends here, and says why
         faulthandler.cancel_dump_traceback_later()
         sys.excepthook(*sys.exc_info())

@@ -4,19 +4,22 @@ A run that would take an hour of sleeping takes milliseconds and comes out the s
 ``run_virtual`` is ``asyncio.run`` on such a loop; ``VirtualClock`` is the matching ``Clock``.
 
 Invariants: time never goes back and only moves when no callback is ready; a loop with nothing
-ready and no timer is a deadlock and raises ``VirtualDeadlock`` naming every task that waits. It
-does not virtualise threads, processes or sockets: whoever waits for those waits in vain.
+ready and no timer is a deadlock and raises ``VirtualDeadlock`` naming every task that waits. What
+is handed to a thread (``asyncio.to_thread``) is done at once, in no time and in turn. It does not
+virtualise processes or sockets: whoever waits for those waits in vain.
 """
 
 import asyncio
 import selectors
-from collections.abc import Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 from stoker.errors import InternalError
 from stoker.seams.clock import Instant
 
 _T = TypeVar("_T")
+_Ts = TypeVarTuple("_Ts")
 
 WALL_START = 1_800_000_000.0
 """Wall time at virtual second 0: fixed, so that recorded times repeat."""
@@ -34,7 +37,7 @@ class _JumpingSelector(selectors.DefaultSelector):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.stuck: list[str] | None = None
+        self.passes: Callable[[float], None] = lambda _seconds: None
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
@@ -46,6 +49,7 @@ class _JumpingSelector(selectors.DefaultSelector):
                 f"at virtual second {self.now:.3f} nothing is ready and no timer is set; "
                 f"waiting: {'; '.join(waiting) or 'no task'}"
             )
+        self.passes(timeout)
         self.now += timeout
         return []
 
@@ -60,6 +64,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """Return virtual seconds since the loop was made."""
         return self._jumping.now
+
+    def on_passing(self, passes: Callable[[float], None]) -> None:
+        """Tell ``passes`` the seconds of each jump before it: nothing changes during one."""
+        self._jumping.passes = passes
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[_Ts]], _T], *args: *_Ts
+    ) -> "asyncio.Future[_T]":
+        """Call ``func`` here and now; its result, or what it raised, is in the future."""
+        del executor
+        done: asyncio.Future[_T] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:  # noqa: BLE001 - raised again where it is awaited
+            done.set_exception(error)
+        return done
 
 
 class VirtualClock:

@@ -62,6 +62,8 @@ class Boxes:
         self.reserve_memory_bytes = 0
         """Memory the boxes together leave to the rest of the host."""
         self.memory_available: Callable[[], int | None] = lambda: None
+        self.cpu_pressure: Callable[[], float | None] = lambda: None
+        """Share of time in which somebody waits for a core, where the host says so."""
 
     @property
     def alive(self) -> int:

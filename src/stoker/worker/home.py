@@ -7,6 +7,7 @@ one that may have leases; ``status.json`` and ``failed.json`` are whole or absen
 
 import os
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -22,6 +23,28 @@ from .figures import WorkerFigures
 HOME_WRITE = declare(
     "worker.file.write", "a small file of a worker is written", "kill", "torn", "disk_full"
 )
+
+
+class Home(Protocol):
+    """Who a worker is, and where it shows itself."""
+
+    name: str
+    worker_id: WorkerId
+    """Of this incarnation."""
+    previous: WorkerId | None
+    """The one before it, which is over."""
+
+    def renew(self) -> None:
+        """Become another incarnation."""
+        ...
+
+    def remember(self) -> None:
+        """Keep who we are, once the ledger knows it."""
+        ...
+
+    def write_status(self, figures: WorkerFigures) -> None:
+        """Show the figures to whoever looks."""
+        ...
 
 
 class WorkerHome:

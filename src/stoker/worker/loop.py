@@ -33,9 +33,8 @@ from .boxes import Boxes
 from .contact import BEAT_SHARE, WATCH_SHARE, Contact
 from .figures import Meters, WorkerFigures
 from .hands import Hands
-from .home import WorkerHome
+from .home import Home
 from .jobs import Phase, StopReason
-from .process import cpu_pressure
 from .reports import RETRY_SECONDS, Reports
 
 POLL_SECONDS = 5.0
@@ -60,7 +59,7 @@ class Worker:
         self,
         *,
         ledger: Ledger,
-        home: WorkerHome,
+        home: Home,
         boxes: Boxes,
         make_hands: Callable[[Reports, Contact], Hands],
         meters: Meters,
@@ -391,7 +390,8 @@ class Worker:
             await asyncio.sleep(STATUS_SECONDS)
 
     def _adapt(self) -> None:
-        now, short, pressure = self._clock.monotonic(), not self._boxes.has_room(), cpu_pressure()
+        now, short = self._clock.monotonic(), not self._boxes.has_room()
+        pressure = self._boxes.cpu_pressure()
         for name, meter in self._meters.classes.items():
             change = meter.adapt(now, memory_short=short, pressure=pressure)
             if change is not None:

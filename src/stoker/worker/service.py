@@ -13,9 +13,8 @@ from stoker.broker.limits import database_of, limits_of
 from stoker.broker.network import remote_of
 from stoker.config.classes import WorkerClassSettings
 from stoker.config.tree import Settings
-from stoker.errors import IsolationUnavailable
 from stoker.journal.artifacts import ArtifactStore
-from stoker.model.execution import Baseline, ExecutionPolicy
+from stoker.model.execution import ExecutionPolicy
 from stoker.sandbox.egress.gate import EgressDecision
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.select import choose_backend
@@ -23,26 +22,16 @@ from stoker.seams.clock import SystemClock
 from stoker.seams.faultpoints import declare, reach
 from stoker.seams.locks import lock_is_held
 
-from .adapting import SlotControl
+from .assembly import Ground, assemble, make_ahead, meters_of, note_isolation, policies_of
 from .boxes import Boxes, Chosen
-from .contact import Contact
 from .desk import TicketDesk
-from .environments import Environments
-from .executor import Executor
-from .figures import IsolationFigures, Meters
-from .hands import Hands
 from .home import WorkerHome
 from .loop import Worker
 from .metrics import WorkerMetrics
-from .process import cores, memory_available, yield_cores
-from .ready import Ahead
+from .process import cores, cpu_pressure, memory_available, yield_cores
 from .remote import RemoteStore
-from .reports import Reports
 from .states import States
-from .tools import Tools
 
-CALL_BASELINE = "python"
-"""Baseline of the boxes of stateless tools."""
 _LOOK_SECONDS = 1.0
 
 SWEPT = declare("worker.swept", "boxes of dead incarnations are gone; nothing is enrolled")
@@ -106,17 +95,32 @@ class Service:
         boxes = Boxes(choose, self._log)
         boxes.reserve_memory_bytes = self._settings.workers.reserve_memory
         boxes.memory_available = memory_available
-        boxes.ready.ahead = {
-            name: Ahead(one.ready, one.ready_idle)
-            for name, one in self._settings.workers.classes.items()
-            if one.ready
-        }
-        policies, meters = await self._classes(boxes)
+        boxes.cpu_pressure = cpu_pressure
+        classes = self._classes()
+        make_ahead(boxes, classes)
+        by_queue = self._ticket_class is None  # a queue of the team's own has its own concurrency
+        now = self._clock.monotonic()
+        meters = meters_of(classes, cores=cores(), now=now, adapt=by_queue)
+        await note_isolation(boxes, policies_of(self._settings, classes), meters)
         meters.swept = await self._sweep(boxes)
         reach(SWEPT)
         ledger = await self._connect()
         stack.push_async_callback(ledger.close)
-        self._worker = self._assemble(ledger, boxes, policies, meters)
+        artifacts = ArtifactStore(self._home.run_directory / "artifacts")
+        self._worker = assemble(
+            Ground(
+                settings=self._settings,
+                classes=classes,
+                meters=meters,
+                ledger=ledger,
+                home=self._home,
+                boxes=boxes,
+                artifacts=artifacts,
+                states=self._states(artifacts),
+                clock=self._clock,
+                log=self._log,
+            )
+        )
         if self._ticket_class is not None:
             slots = meters.classes[self._ticket_class].slots
             self.desk = TicketDesk(self._worker, ledger, self._ticket_class, slots)
@@ -147,41 +151,6 @@ class Service:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _classes(self, boxes: Boxes) -> tuple[dict[str, ExecutionPolicy], Meters]:
-        every = self._settings.workers.classes
-        settings = {
-            name: one
-            for name, one in every.items()
-            if (name == self._ticket_class if self._ticket_class else not one.by_ticket)
-        }
-        shared = self._settings.sandbox.accept_shared_kernel
-        policies = {name: s.policy(accept_shared_kernel=shared) for name, s in settings.items()}
-        meters = Meters(
-            {name: s.slots or cores() for name, s in settings.items()}, self._clock.monotonic()
-        )
-        for name, one in settings.items():
-            meter = meters.classes[name]
-            meter.control = self._control(meter.slots, one)
-            meter.slots = meter.control.slots if meter.control is not None else meter.slots
-        for name, policy in policies.items():
-            try:
-                offer = (await boxes.backend(policy)).offer
-            except IsolationUnavailable as error:
-                raise IsolationUnavailable(f"worker class {name}: {error.message}") from error
-            meters.classes[name].isolation = IsolationFigures(
-                isolation=offer.isolation.value,
-                rung=offer.rung.value,
-                shared_kernel=offer.shared_kernel,
-            )
-        return policies, meters
-
-    def _control(self, start: int, one: WorkerClassSettings) -> SlotControl | None:
-        if one.slots_max is None or self._ticket_class is not None:
-            return None  # a queue of the team's own has a concurrency of its own
-        least, most = one.slots_min, one.slots_max
-        start = max(least, min(most, start))
-        return SlotControl(start=start, least=least, most=most, now=self._clock.monotonic())
-
     async def _sweep(self, boxes: Boxes) -> int:
         began = self._clock.monotonic()
         swept = await boxes.sweep()
@@ -201,42 +170,17 @@ class Service:
             elsewhere=remote_of(ledger) or database_of(ledger),
         )
 
-    def _assemble(
-        self, ledger: Ledger, boxes: Boxes, policies: dict[str, ExecutionPolicy], meters: Meters
-    ) -> Worker:
-        environments = Environments(boxes)
-        known = self._settings.sandbox.baselines.get(CALL_BASELINE)
-        baseline = Baseline(name=CALL_BASELINE, environment=known.environment if known else {})
-        artifacts = ArtifactStore(self._home.run_directory / "artifacts")
+    def _classes(self) -> dict[str, WorkerClassSettings]:
+        """Return the classes this worker serves."""
+        every = self._settings.workers.classes
+        if self._ticket_class is not None:
+            return {self._ticket_class: every[self._ticket_class]}
+        return {name: one for name, one in every.items() if not one.by_ticket}
+
+    def _states(self, artifacts: ArtifactStore) -> States:
         storage = self._settings.storage
         remote = RemoteStore(storage.url, endpoint=storage.endpoint) if storage.url else None
-        states = States(artifacts, self._home.directory / "states", remote)
-        executor = Executor(
-            Tools(boxes, environments, policies, baseline, states),
-            environments,
-            artifacts,
-        )
-
-        def hands(reports: Reports, contact: Contact) -> Hands:
-            return Hands(
-                reports=reports,
-                executor=executor,
-                environments=environments,
-                contact=contact,
-                meters=meters,
-                clock=self._clock,
-                log=self._log,
-            )
-
-        return Worker(
-            ledger=ledger,
-            home=self._home,
-            boxes=boxes,
-            make_hands=hands,
-            meters=meters,
-            clock=self._clock,
-            log=self._log,
-        )
+        return States(artifacts, self._home.directory / "states", remote)
 
     async def _until_idle(self, worker: Worker) -> None:
         """End the worker when no coordinator lived and nothing was leased for long enough."""
