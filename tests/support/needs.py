@@ -9,3 +9,4 @@ DELEGATION = (
     "needs root, or a delegated control group: systemd-run --user --scope -p Delegate=yes make "
     "test, or make rig-systemd"
 )
+PODMAN = "needs root and podman, whose images are tried: as root, apt-get install podman"

@@ -293,6 +293,8 @@ class _Supervision:
                 return self._verdict(exited)
             except Exception as raised:  # noqa: BLE001 - raised again as what it is to the caller
                 error = raised
+        if isinstance(error, BoxFailed):
+            raise error
         raise BoxFailed(
             f"a limit of an action could not be looked at ({type(error).__name__}: {error}); "
             "it was ended; its program may have run in part"

@@ -1,7 +1,7 @@
 """Runs attacks, each without its defence and in a box; *right*: it succeeds without, and only then.
 
-As root it uses boxes of rung (a); an ordinary user's are of rung (c), where attacks aimed at a uid
-of the box's own do not apply. The boxes that must hold may be containers instead; without its
+As root it uses boxes of rung (a); an ordinary user's are of rung (b) or (c), where those aimed at a
+uid of the box's own do not apply. The boxes that must hold may be containers; without its
 defence an attack runs as ever.
 """
 
