@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +150,8 @@ class LedgerClient(LedgerVerbs):
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._lineage = ""
-        self._fences: deque[Fence] = deque(maxlen=_FENCES_KEPT)
+        self._fences: dict[Fence, None] = {}
+        """Under which leases came, oldest first."""
 
     @property
     def connected(self) -> bool:
@@ -331,9 +333,11 @@ class LedgerClient(LedgerVerbs):
 
     def _unseen(self, reply: LeaseReply) -> LeaseReply:
         """Leave out leases that were delivered before the connection broke."""
-        known = set(self._fences)
+        known = self._fences
         fresh = tuple(one for one in reply.leases if one.fence not in known)
-        self._fences.extend(one.fence for one in fresh)
+        known.update((one.fence, None) for one in fresh)
+        for fence in list(islice(known, max(0, len(known) - _FENCES_KEPT))):
+            del known[fence]
         return reply if len(fresh) == len(reply.leases) else replace(reply, leases=fresh)
 
     def _fail_all(self, error: Exception) -> None:
