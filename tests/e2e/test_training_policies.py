@@ -209,3 +209,38 @@ def test_c2_c5_a_server_updated_by_its_run_keeps_the_turn_and_shows_why_it_waits
     assert group.rollouts[0].outcome.kind == "completed"
     versions = [version for version, _, _ in spans_of(group)]
     assert versions in ([7], [0, 7], [0]), "rising, as far as the turn had come when it paused"
+
+
+def test_c5_an_aborted_turn_goes_on_and_is_one_turn_of_its_group_and_of_a_replay(
+    place: Path,
+) -> None:
+    lay_out(place, ["a"], turns=2)
+    said = "0123456789" * 3
+
+    async def trainer() -> tuple[Group, list[str]]:
+        async with OpenAIServer(
+            FunctionPolicy("digits", lambda _: said), token_seconds=0.02
+        ) as server:
+            asked = msgspec.structs.replace(
+                request(place, "program.check_replays=1", run="r"), model=server.url
+            )
+            async with stoker.start_run(asked) as run:
+                await server.engine.until_sampled(3)
+
+                async def nothing() -> None:
+                    assert server.engine.in_flight == 0, "calls are ended before weights change"
+
+                await run.publish_policy(7, "abort", weights=nothing)
+                (group,) = await rest(run)
+            return group, [request.path for request in server.requests]
+
+    group, paths = asyncio.run(trainer())
+    assert "/abort_requests" in paths
+    (one,) = group.rollouts
+    assert one.outcome.kind == "completed", "and its replay asked for nothing else"
+    spans = [(span.policy_version, span.end - span.start) for span in one.rows[-1].spans]
+    assert [version for version, _ in spans] == [0, 7, 7], "two parts of the first turn"
+    assert sum(count for _, count in spans) == 2 * (len(said) + 1), "two turns, whole"
+    log = (place / "runs" / "r" / "logs" / "coordinator.log").read_text()
+    assert '"continued":1' in log.replace(" ", "")
+    assert "check_failed" not in log

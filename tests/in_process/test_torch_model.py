@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 
 from stoker.errors import ConfigInvalid, ModelRefused, ModelUnavailable
@@ -208,6 +209,63 @@ def test_c5_a_weight_update_inside_a_turn_is_in_its_spans(folder: Path, other: P
     assert said.token_count == 1500
     assert [span.policy_version for span in said.spans] == [0, 5]
     assert flaw(said) == ""
+
+
+def test_c5_a_turn_ended_early_goes_on_as_if_it_had_not_been(folder: Path) -> None:
+    async def main(model: TorchModel) -> tuple[Generation, Generation]:
+        whole = await model.generate(0, asked(seed=8, tokens_max=400))
+        turn = asked(seed=8, tokens_max=400)
+        for _ in range(2):
+            before = model.load(0).tokens_sampled
+            call = asyncio.create_task(model.generate(0, turn))
+            await until(lambda before=before: model.load(0).tokens_sampled > before + 3)  # type: ignore[misc]
+            await model.interrupt()
+            part = await call
+            assert part.finish_reason is FinishReason.ABORTED
+            assert part.token_count < 400
+            turn = msgspec.structs.replace(turn, begun=part)
+        return whole, await model.generate(0, turn)
+
+    whole, turn = started(folder, main, stop=False)
+    assert turn.token_ids == whole.token_ids, "each token's number is that of its place"
+    assert (turn.text, turn.spans, turn.finish_reason) == (
+        whole.text,
+        whole.spans,
+        FinishReason.LENGTH,
+    )
+    assert flaw(turn) == ""
+
+
+def test_c5_a_turn_ended_early_goes_on_under_the_new_weights(folder: Path, other: Path) -> None:
+    async def main(model: TorchModel) -> tuple[Generation, Generation]:
+        call = asyncio.create_task(model.generate(0, asked(tokens_max=400)))
+        await until(lambda: model.load(0).tokens_sampled > 3)
+        await model.interrupt()
+        part = await call
+        await model.update_weights(other, 5)
+        rest = asked(tokens_max=400)
+        return part, await model.generate(0, msgspec.structs.replace(rest, begun=part))
+
+    part, turn = started(folder, main, stop=False)
+    assert turn.token_ids.startswith(part.token_ids)
+    assert [span.policy_version for span in turn.spans] == [0, 5]
+    assert turn.spans[0].end == part.token_count
+    assert flaw(turn) == ""
+
+
+def test_a_call_ended_before_its_first_token_has_nothing_to_go_on_from(folder: Path) -> None:
+    async def main(model: TorchModel) -> None:
+        calls = [asyncio.create_task(model.generate(0, asked(seed=n))) for n in range(9)]
+        await until(lambda: model.load(0).running == len(calls))
+        await model.interrupt()
+        done = await asyncio.gather(*calls, return_exceptions=True)
+        nothing = [one for one in done if isinstance(one, ModelUnavailable)]
+        parts = [one for one in done if isinstance(one, Generation)]
+        assert nothing, "more calls than slots"
+        assert len(nothing) + len(parts) == len(calls)
+        assert all(part.token_count for part in parts)
+
+    started(folder, main, stop=False)
 
 
 def test_c2_calls_go_on_while_weights_change(folder: Path, other: Path) -> None:

@@ -8,7 +8,6 @@ from stoker.config.tree import LaneSettings
 from stoker.coordinator.lane import Lane
 from stoker.coordinator.publishing import Mode, publish
 from stoker.inference.callable import CallableModel
-from stoker.model.events import Verb
 from stoker.model.generation import GenerateRequest, Generation
 from stoker.testing.virtual_clock import VirtualClock, run_virtual
 from support.inference import request, turns_of_loop
@@ -19,11 +18,11 @@ class _World:
 
     def __init__(self) -> None:
         self.running = 0
+        self.said: list[tuple[str, dict[str, Any]]] = []
         self.model = CallableModel(self._generate, window=2)
         self.lane = Lane(self.model, LaneSettings(), VirtualClock())
         self.model.watch_pauses(self.lane.pause, self.lane.resume)
-        self.call = SimpleNamespace(verb=Verb.GENERATE, task=None, path="0")
-        self.rollout = SimpleNamespace(calls={"0": self.call}, reissued=set())
+        self.call: asyncio.Task[Generation]
 
     async def _generate(self, asked: GenerateRequest) -> Generation:
         del asked
@@ -34,16 +33,12 @@ class _World:
         finally:
             self.running -= 1
 
-    def start(self, *_: object) -> None:
-        asked = self.lane.generate(request(), (0,))
-        self.call.task = asyncio.create_task(asked)
+    def start(self) -> None:
+        self.call = asyncio.create_task(self.lane.generate(request(), (0,)))
 
     async def publish(self, mode: Mode, weights: Any = None) -> None:
-        dispatcher = SimpleNamespace(withdraw=lambda call: call.task.cancel(), start=self.start)
-        log = SimpleNamespace(event=lambda *_, **__: None)
-        flow = SimpleNamespace(
-            active={"r": self.rollout}, dispatcher=dispatcher, parts=SimpleNamespace(log=log)
-        )
+        log = SimpleNamespace(event=lambda name, **fields: self.said.append((name, fields)))
+        flow = SimpleNamespace(active={}, parts=SimpleNamespace(log=log))
         coordinator = SimpleNamespace(
             parts=SimpleNamespace(lane=self.lane),
             flow=flow,
@@ -67,7 +62,7 @@ def test_a_publication_does_not_end_the_pause_of_whoever_owns_the_weights() -> N
         await asyncio.sleep(1)
         assert (world.lane.figures().paused, world.running) == (True, 0)
         world.model.resume()
-        assert (await world.call.task).text == "done"
+        assert (await world.call).text == "done"
 
     run_virtual(main())
 
@@ -103,7 +98,9 @@ def test_weights_change_when_the_calls_that_were_taken_back_have_let_go() -> Non
         assert world.running == 1
         await world.publish("abort", load)
         assert seen == [0]
-        assert (await world.call.task).text == "done"
+        assert world.said[-1] == ("calls_taken_back", {"continued": 0, "anew": 1})
+        said = await world.call
+        assert (said.text, said.reissued) == ("done", True), "what it had sampled is lost"
 
     run_virtual(main())
 
@@ -117,6 +114,6 @@ def test_weights_that_changed_elsewhere_leave_nothing_cached_to_believe_in() -> 
         await turns_of_loop(3)
         await world.publish("keep")
         assert flushed == [1], "once, and the call in flight goes on"
-        await world.call.task
+        await world.call
 
     run_virtual(main())

@@ -116,7 +116,7 @@ def test_weights_that_change_inside_a_turn_are_spans() -> None:
         (TokenAnswer(token_ids=(3, -1)), "-1 is no token id"),
         (TokenAnswer(token_ids=(3.5,)), "TypeError"),  # type: ignore[arg-type]
         (TokenAnswer(token_ids=(3, 4), spans=(VersionSpan(1, 0, 1),)), "end at 1 of 2"),
-        (TokenAnswer(token_ids=(3,), finish_reason=FinishReason.ABORTED), "aborted call rol_a/0"),
+        (TokenAnswer(token_ids=(), finish_reason=FinishReason.ABORTED), "aborted call rol_a/0"),
         ([3, 4], "is no TokenAnswer"),
         (ValueError("out of memory"), "raised ValueError"),
     ],

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from stoker.config.tree import LaneSettings, Settings
 from stoker.coordinator.lane_figures import LaneFigures, LaneMeter, LaneState, LaneTotals, share
 from stoker.coordinator.lane_replica import PROBE_SECONDS, Health, LaneReplica
+from stoker.coordinator.lane_tries import Course, TakenBack, Tries
 from stoker.coordinator.matching import Matching
 from stoker.coordinator.parallelism import Parallelism
 from stoker.coordinator.partition import Partition
@@ -25,6 +26,7 @@ from stoker.coordinator.ready_set import ReadyCall
 from stoker.coordinator.working_set import WorkingSet
 from stoker.errors import ModelUnavailable
 from stoker.inference.base import DeviceLoad, Model
+from stoker.inference.continuing import fresh_tokens, is_aborted
 from stoker.model.generation import GenerateRequest, Generation
 from stoker.model.ids import RolloutId
 from stoker.seams.clock import Clock
@@ -32,8 +34,6 @@ from stoker.seams.entropy import jittered
 
 _RECHECK_SECONDS = 0.01
 """Memory that comes free of itself is looked at no more finely than this."""
-RETRY_SECONDS_MAX = 30.0
-"""No pause between two tries is longer, before jitter."""
 
 
 class Lane:
@@ -65,6 +65,7 @@ class Lane:
         self._window = sum(replica.window for replica in self._replicas.values())
         self.working = WorkingSet(info.replicas, kv_share)
         self._ready = Matching(self._replicas, self.working)
+        self._tries = Tries(model, settings.call_timeout)
         self._sizes = PromptSizes()
         self.parallelism = Parallelism()
         self._new_held = False
@@ -110,26 +111,30 @@ class Lane:
             return await self._in_turn(request, order)
 
     async def _in_turn(self, request: GenerateRequest, order: tuple[float, ...]) -> Generation:
-        avoid: int | None = None
-        failed: ModelUnavailable | None = None
-        for number in range(self._settings.retries + 1):
-            if number:
-                self._meter.retries += 1
-                await asyncio.sleep(self._pause_before(number, failed))
-            call = await self._room_for(request, order, avoid)
+        course = Course(request, self._settings, self._jitter)
+        while True:
+            call = await self._room_for(course.request, order, course.avoid)
             try:
-                return await self._try(call, request)
+                generation = await self._try(call, course.request)
             except ModelUnavailable as error:
-                avoid, failed = call.granted.result(), error
-        assert failed is not None
-        raise ModelUnavailable(
-            f"model call {request.request_id} (rollout {request.rollout_id}, step {request.step}) "
-            f"failed {self._settings.retries + 1} times, last on replica {avoid}: "
-            f"{failed.message}. The call was given up; look at the model server, then resume.",
-            request_id=request.request_id,
-            rollout_id=request.rollout_id,
-            replica=avoid,
-        ) from failed
+                course.failed(error, call.granted.result())
+                self._meter.retries += 1
+                await asyncio.sleep(course.pause(error, alone=len(self._replicas) == 1))
+                continue
+            if not is_aborted(generation):
+                return course.whole(generation)
+            course.aborted(generation, call.granted.result())
+
+    async def take_back(self) -> TakenBack:
+        """End the calls on replicas: each goes on, when calls are issued again, from what it had.
+
+        Where the model cannot give that the turn is sampled anew. Pause first.
+
+        **Cancellation:** calls that have not ended go on.
+        """
+        while self._granted:
+            await asyncio.sleep(0)  # on their way to a replica
+        return await self._tries.end()
 
     def pause(self, by: str = "model") -> None:
         """Hold new calls until ``by`` resumes; those in flight go on and are answered."""
@@ -304,16 +309,18 @@ class Lane:
         before = self._model.load(replica.index) if self.working.limits else None
         generation: Generation | None = None
         try:
-            generation = await self._bounded(replica, request)
+            generation = await self._tries.run(replica.index, request)
         except ModelUnavailable:
             self._failed(replica)
             raise
         else:
+            self._meter.tokens += fresh_tokens(request, generation)
+            if is_aborted(generation):
+                return generation  # says nothing about the replica, nor how long a call takes
             seconds = self._succeeded(replica) - began
             self._meter.service_seconds += seconds
             self._answered(batch, seconds)
             self._meter.calls += 1
-            self._meter.tokens += generation.token_count
             return generation
         finally:
             now = self._settle()
@@ -333,7 +340,7 @@ class Lane:
     ) -> None:
         """Tell the working set how a call ended."""
         index = call.granted.result()
-        if generation is None:
+        if generation is None or is_aborted(generation):
             self.working.abort(call.number, call.history, index)
             return
         load = self._model.load(index)
@@ -354,21 +361,6 @@ class Lane:
                 prefilled=load.tokens_prefilled - before.tokens_prefilled,
                 seconds=seconds,
             )
-
-    async def _bounded(self, replica: LaneReplica, request: GenerateRequest) -> Generation:
-        timeout = self._settings.call_timeout
-        try:
-            async with asyncio.timeout(timeout) as bound:
-                return await self._model.generate(replica.index, request)
-        except TimeoutError as error:
-            if not bound.expired():
-                raise
-            raise ModelUnavailable(
-                f"replica {replica.index} did not answer call {request.request_id} within "
-                f"{timeout:g} s (lane.call_timeout); it was aborted",
-                replica=replica.index,
-                request_id=request.request_id,
-            ) from error
 
     def _failed(self, replica: LaneReplica) -> None:
         now = self._settle()
@@ -482,13 +474,6 @@ class Lane:
             kv_held=room > 0 and (self._ready.parked > 0 or self._new_held or len(self._ready) > 0),
             paused=bool(self._held_by),
         )
-
-    def _pause_before(self, number: int, failed: ModelUnavailable | None) -> float:
-        doubled = self._settings.retry_delay * 2.0 ** (number - 1)
-        if failed is not None and len(self._replicas) == 1:
-            # Where there is nobody else to ask, the server's own Retry-After is heeded.
-            doubled = max(doubled, float(failed.context.get("retry_after_seconds", 0.0)))
-        return self._jitter(min(RETRY_SECONDS_MAX, doubled))
 
     def _loads(self) -> list[DeviceLoad]:
         return [self._model.load(index) for index in self._replicas]

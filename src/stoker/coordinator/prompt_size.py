@@ -20,7 +20,9 @@ class PromptSizes:
         self._per_token = _CHARACTERS_PER_TOKEN
 
     def estimate(self, request: GenerateRequest) -> int:
-        """Return the tokens of ``request``'s prompt."""
+        """Return the tokens of ``request``'s prompt, with those its turn begins with."""
+        if request.begun is not None:
+            return len(request.begun.prompt_ids + request.begun.token_ids) // _ID_BYTES
         characters, marks = _unknown(request)
         return len(request.prompt_ids) // _ID_BYTES + marks + int(characters / self._per_token)
 

@@ -10,7 +10,6 @@ from stoker.coordinator.coordinator import Coordinator
 from stoker.coordinator.feed import GroupFeed
 from stoker.errors import BadInput, ConfigInvalid
 from stoker.inference.base import Model, Updating, Weights
-from stoker.model.events import Verb
 
 Mode = Literal["keep", "drain", "abort"]
 MODES = ("keep", "drain", "abort")
@@ -37,7 +36,10 @@ async def publish(
         lane.pause(_HOLDER)
     try:
         if mode == "abort":
-            _take_back(coordinator)
+            ended = await lane.take_back()
+            coordinator.flow.parts.log.event(
+                "calls_taken_back", continued=ended.continued, anew=ended.anew
+            )
         if mode != "keep":
             await lane.until_idle()  # calls that were taken back let go of the engine first
         if weights is not None and isinstance(model, Updating):
@@ -45,13 +47,3 @@ async def publish(
     finally:
         lane.resume(_HOLDER)  # kept calls were never held; what was cached is worth nothing now
     coordinator.keeper.cut_stale(list(coordinator.flow.active.values()))
-
-
-def _take_back(coordinator: Coordinator) -> None:
-    """Cancel every model call and ask it anew; the lane is paused, so it waits for the weights."""
-    for rollout in coordinator.flow.active.values():
-        for call in rollout.calls.values():
-            if call.verb is Verb.GENERATE and call.task is not None and not call.task.done():
-                coordinator.flow.dispatcher.withdraw(call)
-                rollout.reissued.add(call.path)
-                coordinator.flow.dispatcher.start(rollout, call)

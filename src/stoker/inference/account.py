@@ -3,7 +3,8 @@
 import asyncio
 
 from stoker.inference.base import DeviceLoad
-from stoker.model.generation import Generation
+from stoker.inference.continuing import fresh_tokens
+from stoker.model.generation import GenerateRequest, Generation
 
 
 class CallAccount:
@@ -25,9 +26,9 @@ class CallAccount:
         self._charge()
         self.running -= 1
 
-    def answered(self, generation: Generation) -> None:
+    def answered(self, request: GenerateRequest, generation: Generation) -> None:
         """Count what a call brought."""
-        self._sampled += generation.token_count
+        self._sampled += fresh_tokens(request, generation)
         self._prefilled += len(generation.prompt_ids) // 4 - (generation.cached_tokens or 0)
 
     def load(self) -> DeviceLoad:

@@ -131,6 +131,24 @@ class Updating(Protocol):
         ...
 
 
+@runtime_checkable
+class Interrupting(Protocol):
+    """A model whose calls can be ended early without losing what they have sampled."""
+
+    async def interrupt(self) -> None:
+        """End the calls in flight; return once those that can be ended so have ended.
+
+        Each returns what it has sampled, with the finish reason *aborted*, or raises
+        ``ModelUnavailable`` where nothing of it can be gone on from. Issue no calls meanwhile.
+
+        Raises:
+            ModelUnavailable: whoever had to be asked gave no answer; calls may go on.
+
+        **Cancellation:** calls that have not ended go on.
+        """
+        ...
+
+
 class Model(Protocol):
     """Something that samples tokens."""
 
@@ -141,8 +159,14 @@ class Model(Protocol):
     async def generate(self, replica: int, request: GenerateRequest) -> Generation:
         """Sample one completion on ``replica``.
 
+        A request with ``begun`` is answered with the whole turn: what was begun and what follows
+        it. A model that cannot go on from tokens samples the turn anew. A turn that the replica
+        ended early is returned with the finish reason *aborted* where it holds more than was
+        begun and can be gone on from.
+
         Raises:
-            ModelUnavailable: refused, broken or hung; retryable.
+            ModelUnavailable: refused, broken or hung, or aborted with nothing to go on from;
+                retryable.
             ModelRefused: the call itself is not acceptable; another try would not help.
 
         **Cancellation:** the call is aborted on the replica and its room is free again.

@@ -6,14 +6,17 @@ function returns is checked where it enters (arrays of equal length, spans witho
 trainer would otherwise be fed shifted arrays; what it raises is the model's failure, not the run's.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 from stoker.errors import ConfigInvalid, ModelUnavailable, StokerError
 from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo, Weights
+from stoker.inference.continuing import fresh_tokens, is_aborted
 from stoker.model.generation import GenerateRequest, Generation, LogprobKind
 
 Generate = Callable[[GenerateRequest], Awaitable[Generation]]
+Interrupt = Callable[[], Awaitable[object]]
 
 
 class CallableModel:
@@ -22,6 +25,10 @@ class CallableModel:
     ``window`` is how many calls it takes at once. A call that is no longer wanted is cancelled:
     the function sees ``CancelledError`` at its await and must let go of the engine's request.
     ``pause`` and ``resume`` bracket a weight update of the owner: the lane holds new calls.
+
+    ``interrupt`` tells the engine to abort what it samples: the function then returns each of
+    those turns as far as it is, with the finish reason *aborted*, and is asked for the whole turn
+    again with ``request.begun``. Where it does not heed that, the turn is sampled anew.
     """
 
     def __init__(
@@ -32,6 +39,7 @@ class CallableModel:
         name: str = "callable",
         logprob_kind: LogprobKind = LogprobKind.SAMPLED,
         kv_tokens: int | None = None,
+        interrupt: Interrupt | None = None,
     ) -> None:
         assert window > 0, "a model takes at least one call at once"
         self._generate = generate
@@ -42,6 +50,8 @@ class CallableModel:
             simulated=False,
         )
         self._account = CallAccount()
+        self._interrupt = interrupt
+        self._quiet = asyncio.Event()
         self._is_paused = False
         self._paused: Callable[[], None] = lambda: None
         self._resumed: Callable[[], None] = lambda: None
@@ -61,6 +71,7 @@ class CallableModel:
         """
         assert replica == 0
         self._account.begun()
+        self._quiet.clear()
         try:
             generation = await self._generate(request)
         except StokerError:
@@ -75,6 +86,8 @@ class CallableModel:
             ) from error
         finally:
             self._account.ended()
+            if not self._account.running:
+                self._quiet.set()
         problem = flaw(generation)
         if problem:
             raise ModelUnavailable(
@@ -83,8 +96,30 @@ class CallableModel:
                 request_id=request.request_id,
                 replica=0,
             )
-        self._account.answered(generation)
+        if is_aborted(generation) and not fresh_tokens(request, generation):
+            raise thrown_away(request.request_id, 0)
+        self._account.answered(request, generation)
         return generation
+
+    async def interrupt(self) -> None:
+        """Let the owner's engine abort what it samples; return once no call is in flight.
+
+        Without a function that does so, nothing is ended.
+
+        Raises:
+            ModelUnavailable: the function raised.
+        """
+        if self._interrupt is None:
+            return
+        try:
+            await self._interrupt()
+        except Exception as error:
+            # Boundary to the owner's engine, as above.
+            raise ModelUnavailable(
+                f"the model {self._info.name} could not be interrupted: {error!r}"
+            ) from error
+        if self._account.running:
+            await self._quiet.wait()
 
     def load(self, replica: int) -> DeviceLoad:
         """Return what our calls did."""
@@ -129,6 +164,15 @@ class CallableModel:
 
     async def close(self) -> None:
         """Nothing to let go of: the engine is the owner's."""
+
+
+def thrown_away(request_id: str, count: int) -> ModelUnavailable:
+    """Return what is raised for a call that was aborted and cannot be gone on from."""
+    return ModelUnavailable(
+        f"the engine aborted call {request_id} after {count} tokens; what it had sampled was "
+        "thrown away",
+        request_id=request_id,
+    )
 
 
 def flaw(generation: object) -> str:

@@ -11,8 +11,16 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 
 from stoker.errors import ModelUnavailable
-from stoker.inference.callable import CallableModel
-from stoker.inference.tokens.base import Renderer
+from stoker.inference.callable import CallableModel, Interrupt, thrown_away
+from stoker.inference.continuing import (
+    SEAM_TOKENS_MAX,
+    cut,
+    is_aborted,
+    is_seam,
+    joined,
+    rest_of,
+)
+from stoker.inference.tokens.base import RenderedPrompt, Renderer
 from stoker.model.generation import (
     FinishReason,
     GenerateRequest,
@@ -58,7 +66,8 @@ class TokenCallable(CallableModel):
     """``CallableModel`` for a function from ids to ids; ``renderer`` is ``open_renderer``'s.
 
     ``logprob_kind`` is what the engine's log-probabilities are: ``raw`` before temperature,
-    ``sampled`` after.
+    ``sampled`` after. What it aborted, by ``interrupt`` or of itself, is gone on from: its ids are
+    part of the next prompt.
     """
 
     def __init__(
@@ -70,35 +79,40 @@ class TokenCallable(CallableModel):
         name: str = "callable",
         logprob_kind: LogprobKind = LogprobKind.SAMPLED,
         kv_tokens: int | None = None,
+        interrupt: Interrupt | None = None,
     ) -> None:
         super().__init__(
-            self._sampled, window=window, name=name, logprob_kind=logprob_kind, kv_tokens=kv_tokens
+            self._sampled,
+            window=window,
+            name=name,
+            logprob_kind=logprob_kind,
+            kv_tokens=kv_tokens,
+            interrupt=interrupt,
         )
         self._generate_ids = generate_ids
         self._renderer = renderer
         self._logprob_kind = logprob_kind
 
     async def _sampled(self, request: GenerateRequest) -> Generation:
-        prompt = self._renderer.prompt(request)
+        begun, rest = request.begun, rest_of(request)
+        if begun is None:
+            prompt = self._renderer.prompt(request)
+        else:
+            prompt = RenderedPrompt(ids=array("i", rest.prompt_ids), rerendered=False)
         asked = TokenRequest(
             request_id=request.request_id,
             prompt_ids=prompt.ids.tolist(),
-            sampling=request.sampling,
-            seed=request.seed,
+            sampling=rest.sampling,
+            seed=rest.seed,
             stop_ids=self._renderer.stop_ids,
             priority=request.priority,
         )
         answer = await self._generate_ids(asked)
         ids, logprobs = _arrays(answer, request.request_id)
-        read = self._renderer.read(ids, request)
-        reason = answer.finish_reason or _ended(ids, request, self._renderer.stop_ids)
-        if reason in {FinishReason.STOP, FinishReason.TOOL_CALLS}:
-            reason = FinishReason.TOOL_CALLS if read.tool_calls else FinishReason.STOP
         whole = (VersionSpan(answer.policy_version, 0, len(ids)),) if ids else ()
-        return Generation(
-            text=read.text,
-            tool_calls=read.tool_calls,
-            finish_reason=reason,
+        sampled = Generation(
+            text="",
+            finish_reason=answer.finish_reason or _ended(ids, rest, self._renderer.stop_ids),
             prompt_ids=prompt.ids.tobytes(),
             token_ids=ids.tobytes(),
             logprobs=logprobs.tobytes(),
@@ -106,22 +120,44 @@ class TokenCallable(CallableModel):
             spans=answer.spans or whole,
             rerendered=prompt.rerendered,
         )
+        if is_aborted(sampled):
+            sampled = self._up_to_a_seam(request, sampled)
+        return self._read(request, joined(begun, sampled))
+
+    def _read(self, request: GenerateRequest, turn: Generation) -> Generation:
+        """Return ``turn`` with its text and calls, which only all of its ids say."""
+        if is_aborted(turn):
+            return turn
+        read = self._renderer.read(array("i", turn.token_ids), request)
+        reason = turn.finish_reason
+        if reason in {FinishReason.STOP, FinishReason.TOOL_CALLS}:
+            reason = FinishReason.TOOL_CALLS if read.tool_calls else FinishReason.STOP
+        return msgspec.structs.replace(
+            turn, text=read.text, tool_calls=read.tool_calls, finish_reason=reason
+        )
+
+    def _up_to_a_seam(self, request: GenerateRequest, part: Generation) -> Generation:
+        """Return ``part`` up to where its turn may be cut.
+
+        Raises:
+            ModelUnavailable: that leaves nothing.
+        """
+        ids = array("i", part.token_ids)
+        for given_back in range(min(SEAM_TOKENS_MAX, len(ids))):
+            kept = ids[: len(ids) - given_back]
+            if is_seam(self._renderer.text(kept), request.sampling.stop):
+                return cut(part, len(kept))
+        raise thrown_away(request.request_id, len(ids))
 
 
 def _arrays(answer: TokenAnswer, request_id: str) -> tuple["array[int]", "array[float]"]:
     """Return ids and log-probabilities of an answer, checked.
 
     Raises:
-        ModelUnavailable: aborted, or what came back is no answer.
+        ModelUnavailable: what came back is no answer.
     """
     if not isinstance(answer, TokenAnswer):
         raise _unusable(request_id, f"{answer!r:.100} is no TokenAnswer")
-    if answer.finish_reason is FinishReason.ABORTED:
-        raise ModelUnavailable(
-            f"the engine aborted call {request_id} after {len(answer.token_ids)} tokens; what it "
-            "had sampled was thrown away",
-            request_id=request_id,
-        )
     ids, logprobs = (
         array("i", answer.token_ids),
         array("f", answer.logprobs if answer.logprobs is not None else ()),

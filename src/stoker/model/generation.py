@@ -121,6 +121,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Order among ready calls: smaller goes first."""
     history: str = ""
     """Which of the rollout's histories it goes on with: the path of that history's first call."""
+    begun: "Generation | None" = None
+    """What an aborted try of this turn has sampled; limits and seed are those of the whole turn."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):

@@ -281,6 +281,7 @@ LOG_EVENTS: dict[str, str] = {
     ROLLOUT_FINISHED: "The canonical line of one rollout: everything about how it went.",
     "model_notice": "What the model cannot give, said once when the run starts.",
     "policy_published": "A trainer published a policy version, and what calls in flight do.",
+    "calls_taken_back": "Calls ended for a policy: how many go on from what they had, or anew.",
     "admission_changed": "Admission changed its target or a rollout's calls at once, and why.",
     "fault": "A rollout met a fault; says which, and whether it bars a reward.",
     "action_requeued": "The ledger takes an action back from a worker, and why.",

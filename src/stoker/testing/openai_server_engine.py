@@ -8,6 +8,7 @@ pause holds every call between two tokens, and then nothing runs and nothing wai
 import asyncio
 from array import array
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -62,12 +63,17 @@ class EngineCall(msgspec.Struct, kw_only=True):
 
     request_id: str
     prompt: list[int]
+    name: str = ""
+    """What the server calls it: how it is aborted."""
     priority: int = 0
     tokens: list[int] = []
     versions: list[str] = []
     """Weights of each token."""
     done: bool = False
     aborted: bool = False
+    """It was not sampled to its end: nobody wanted it any more, or ``ended`` was set."""
+    ended: asyncio.Event = msgspec.field(default_factory=asyncio.Event)
+    """Set to have it answered with what it has."""
 
 
 class Engine:
@@ -112,17 +118,30 @@ class Engine:
         """Go on."""
         self._awake.set()
 
+    def end(self, *names: str) -> None:
+        """Have the calls of these names answered with what they have; of none given, all."""
+        for call in self.calls:
+            if not names or call.name in names:
+                call.ended.set()
+
     def forget(self) -> None:
         """Empty the prefix cache."""
         self._contexts = []
 
     def lay_out(self, request: GenerateRequest, prompt: "array[int]") -> Sampled:
-        """Return what will be sampled after ``prompt``."""
-        sampled = lay_out(request, self._policy.answer(request), prompt)
-        if not self._odd:
-            return sampled
-        odd = array("i", (token + ODD if token < END else token for token in sampled.tokens))
-        return msgspec.structs.replace(sampled, tokens=odd)
+        """Return what will be sampled after ``prompt``; a turn that it opens is gone on with."""
+        begun = _open_turn(prompt)
+        sampling = msgspec.structs.replace(
+            request.sampling, tokens_max=request.sampling.tokens_max + len(begun)
+        )
+        whole = msgspec.structs.replace(request, sampling=sampling)
+        sampled = lay_out(whole, self._policy.answer(whole), prompt)
+        tokens = sampled.tokens
+        if self._odd:
+            tokens = array("i", (token + ODD if token < END else token for token in tokens))
+        if tokens[: len(begun)] == begun:
+            tokens = tokens[len(begun) :]
+        return msgspec.structs.replace(sampled, tokens=tokens)
 
     async def tokens(self, call: EngineCall, sampled: Sampled) -> AsyncIterator[int]:
         """Yield the ids of ``sampled`` in the time they take; ``call`` records how it went.
@@ -134,18 +153,40 @@ class Engine:
         await self._counted(1)
         try:
             for token in sampled.tokens:
-                if self._token_seconds:
-                    await asyncio.sleep(self._token_seconds)
-                await self._awake.wait()
+                if not await self._may_sample(call):
+                    return
                 call.tokens.append(token)
                 call.versions.append(self.weight_version)
                 self.tokens_sampled += 1
+                await self._notify()
                 yield token
             call.done = True
         finally:
             call.aborted = not call.done
             self._in_flight -= 1
             await asyncio.shield(self._notify())
+
+    async def _may_sample(self, call: EngineCall) -> bool:
+        """Wait for the next token of ``call``; return whether there is one."""
+        if self._token_seconds and not call.ended.is_set():
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._token_seconds):
+                    await call.ended.wait()
+        while self.paused and not call.ended.is_set():
+            waits = [asyncio.ensure_future(one.wait()) for one in (self._awake, call.ended)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for one in waits:
+                    one.cancel()
+        return not call.ended.is_set()
+
+    async def until_sampled(self, count: int) -> None:
+        """Return when some call in flight has ``count`` tokens."""
+        async with self.changed:
+            await self.changed.wait_for(
+                lambda: any(len(one.tokens) >= count for one in self.calls if not one.done)
+            )
 
     async def until_quiet(self) -> None:
         """Return when no call is in flight."""
@@ -177,6 +218,16 @@ class Engine:
         self.prefix_queries += len(prompt)
         self.prefix_hits += hits // 4
         self._contexts = [*self._contexts, packed][-_CONTEXTS_MAX:]
+
+
+def _open_turn(prompt: "array[int]") -> "array[int]":
+    """Return what ``prompt`` holds of the model's turn already, where it ends within one."""
+    for at in range(len(prompt) - 1, -1, -1):
+        if prompt[at] == SPEAKERS[Role.ASSISTANT]:
+            return prompt[at + 1 :]
+        if prompt[at] == END or prompt[at] in _SPEAKER_OF:
+            break
+    return array("i")
 
 
 def plain(ids: "array[int]") -> "array[int]":

@@ -103,9 +103,10 @@ class Routes:
     # --- control -----------------------------------------------------------------------------
 
     async def pause(self, request: Request) -> Response:
-        """Hold every call."""
-        del request
+        """Hold every call, or end those in flight."""
         self._engine.pause()
+        if "mode=abort" in request.query or request.json().get("mode") == "abort":
+            self._engine.end()
         return answer({"status": "paused"})
 
     async def resume(self, request: Request) -> Response:
@@ -135,9 +136,22 @@ class Routes:
         return answer({"success": free})
 
     async def abort(self, request: Request) -> Response:
-        """Note an abort by request id; the closed connection has ended it already."""
-        self._live.setdefault("aborted", []).append(request.json().get("rid"))
-        return answer({})
+        """Answer one call, or all of them, with what it has (SGLang)."""
+        body = request.json()
+        self._end([] if body.get("abort_all") else [str(body.get("rid"))])
+        return Response()
+
+    async def abort_requests(self, request: Request) -> Response:
+        """Answer calls with what they have, by vLLM's names for them; unknown ones are none."""
+        names = request.json().get("request_ids")
+        if names is None and request.path != "/abort_requests":
+            raise Problem(400, "Missing 'request_ids' in request body")
+        self._end(names or [])
+        return Response()
+
+    def _end(self, names: list[str]) -> None:
+        self._live.setdefault("aborted", []).extend(names)
+        self._engine.end(*names)
 
     # --- tokens ------------------------------------------------------------------------------
 
@@ -155,7 +169,8 @@ class Routes:
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of ids."""
-        return answer({"prompt": text_of(array("i", request.json()["tokens"]))})
+        field = "prompt" if self._features.flavour == "vllm" else "text"
+        return answer({field: text_of(array("i", request.json()["tokens"]))})
 
     # --- sampling ----------------------------------------------------------------------------
 
@@ -206,7 +221,7 @@ class Routes:
         await self._finish(call, sampled)
         tokens = array("i", call.tokens)
         values = _logprobs(tokens, {})
-        reason = "length" if sampled.cut else "stop"
+        reason = _reason(call, sampled)
         meta: Body = {
             "id": body.get("rid"),
             "finish_reason": {"type": reason},
@@ -254,8 +269,12 @@ class Routes:
     def _begin(
         self, request: Request, body: Body, asked: GenerateRequest, prompt: "array[int]"
     ) -> tuple[EngineCall, Sampled]:
+        rid = request.headers.get("x-request-id", "")
         call = EngineCall(
-            request_id=request.headers.get("x-request-id", ""),
+            request_id=rid,
+            name=_NAMES.get(request.path, "{}").format(rid)
+            if self._features.flavour == "vllm"
+            else rid,
             prompt=prompt.tolist(),
             priority=int(body.get("priority", 0)),
         )
@@ -277,7 +296,7 @@ class Routes:
                 yield _event({"object": kind, "choices": [choice]})
             last: Body = {
                 "index": 0,
-                "finish_reason": "length" if sampled.cut else "stop",
+                "finish_reason": _reason(call, sampled),
                 "delta": {},
             }
             yield _event({"object": kind, "choices": [last]})
@@ -295,7 +314,7 @@ class Routes:
         message: Body = {"role": "assistant", "content": self._text(tokens)}
         choice = self._choice(body, call, sampled) | {"message": message}
         calls = parse_tool_calls(text, asked.tools) if asked.tools and parse else ()
-        if calls and self._features.tool_parser and not sampled.cut:
+        if calls and self._features.tool_parser and call.done and not sampled.cut:
             message["content"] = _BLOCK.sub("", text) or None
             message["tool_calls"] = [_tool_call(one) for one in calls]
             choice["finish_reason"] = "tool_calls"
@@ -333,7 +352,7 @@ class Routes:
     def _choice(self, body: Body, call: EngineCall, sampled: Sampled) -> Body:
         choice: Body = {
             "index": 0,
-            "finish_reason": "length" if sampled.cut else "stop",
+            "finish_reason": _reason(call, sampled),
             "stop_reason": None,
         }
         if body.get("return_token_ids") and self._features.token_ids:
@@ -402,6 +421,12 @@ class Routes:
         return self._features.context_max
 
 
+def _reason(call: EngineCall, sampled: Sampled) -> str:
+    if not call.done:
+        return "abort"
+    return "length" if sampled.cut else "stop"
+
+
 def _message(said: Body) -> Message:
     calls = []
     for one in said.get("tool_calls") or ():
@@ -465,9 +490,17 @@ _POST = {
     "/flush_cache": ("sglang", "nothing"),
     "/update_weights_from_disk": ("sglang", "set_version"),
     "/abort_request": ("sglang", "abort"),
+    "/abort_requests": ("vllm", "abort_requests"),
+    "/inference/v1/abort_requests": ("vllm", "abort_requests"),
 }
+_NAMES = {
+    "/v1/chat/completions": "chatcmpl-{}",
+    "/v1/completions": "cmpl-{}-0",
+    "/inference/v1/generate": "generate-tokens-{}",
+}
+"""What vLLM calls a request by its route."""
 _IDS = {"/tokenize", "/detokenize", "/v1/completions", "/generate", "/inference/v1/generate"}
 _DEVELOPMENT = {
     "/is_paused", "/weight_info", "/pause", "/resume", "/reset_prefix_cache", "/collective_rpc",
-    "/update_weight_version",
+    "/update_weight_version", "/abort_requests",
 }  # fmt: skip

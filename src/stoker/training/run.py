@@ -142,8 +142,9 @@ class Run:
         loads them while the servers are held; ``None``: whoever owns the engine has loaded them,
         or another run of the same servers. ``mode`` is what happens to calls in flight: ``keep``
         lets them finish under the new weights, their first tokens kept; ``drain`` answers them
-        first; ``abort`` asks them again from the start of their turn. Rollouts with tokens more
-        than ``training.staleness_max`` publications old are truncated, with that reason.
+        first; ``abort`` ends them, and they go on under the new weights from what they had, or
+        anew where the model cannot give that. Rollouts with tokens more than
+        ``training.staleness_max`` publications old are truncated, with that reason.
 
         Raises:
             BadInput: the number was used before, or the mode is none.

@@ -54,6 +54,10 @@ class ServerLink:
         content = msgspec.json.encode(body)
         return self._json(path, await self._sent("POST", path, content, request_id))
 
+    async def told(self, path: str, body: object) -> None:
+        """Send ``body`` to a route whose answer says nothing; raises as ``get``."""
+        await self._sent("POST", path, msgspec.json.encode(body), "")
+
     async def text(self, path: str) -> str:
         """Return the text at ``path``; raises as ``get``."""
         return (await self._sent("GET", path, b"", "")).decode(errors="replace")

@@ -14,6 +14,7 @@ from stoker.config.tree import ModelSettings
 from stoker.errors import ConfigInvalid, ModelUnavailable
 from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo, Weights
+from stoker.inference.continuing import is_aborted
 from stoker.inference.http import control
 from stoker.inference.http.addresses import server_name
 from stoker.inference.http.replica import Replica, ToolReading
@@ -91,8 +92,19 @@ class HttpModel:
             raise
         finally:
             account.ended()
-        account.answered(generation)
+        if is_aborted(generation):
+            self._watches[replica].hurry()
+        account.answered(request, generation)
         return generation
+
+    async def interrupt(self) -> None:
+        """Let the servers abort our calls, those of others untouched; see ``Interrupting``."""
+        done = await asyncio.gather(
+            *(replica.interrupt() for replica in self.replicas), return_exceptions=True
+        )
+        for problem in done:
+            if isinstance(problem, BaseException):
+                raise problem
 
     def load(self, replica: int) -> DeviceLoad:
         """Return what our calls did there, and what the server last said about itself."""

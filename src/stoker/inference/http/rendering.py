@@ -105,6 +105,23 @@ class Renderer:
             )
         return found
 
+    async def text(self, ids: "array[int]") -> str:
+        """Return the text of ``ids``; specials in it or not, as the server does.
+
+        Raises:
+            ModelUnavailable: the server did not answer.
+            ModelRefused: it tells no text.
+        """
+        body = {"model": self._name, "tokens": ids.tolist()}
+        answer: Any = await self._link.post("/detokenize", body)
+        # vLLM and SGLang name it differently.
+        found = answer.get("prompt", answer.get("text")) if isinstance(answer, dict) else None
+        if not isinstance(found, str):
+            raise ModelRefused(
+                f"replica {self._link.replica} ({self._link.url}) tells no text: {answer!r:.200}"
+            )
+        return found
+
     def is_whole(self, request: GenerateRequest) -> bool:
         """Whether the known ids are the whole prompt already."""
         if request.known_messages:

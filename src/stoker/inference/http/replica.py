@@ -8,14 +8,17 @@ server must read its tool calls, a chat renders it anew and the generation says 
 import asyncio
 import re
 from array import array
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
 from stoker.config.tree import ModelSettings
 from stoker.errors import ModelRefused, ModelUnavailable
+from stoker.inference.continuing import SEAM_TOKENS_MAX, cut, is_aborted, is_seam, joined, rest_of
 from stoker.inference.http import answers, bodies
 from stoker.inference.http.answers import Answered
+from stoker.inference.http.interrupting import Interruption
 from stoker.inference.http.link import ServerLink
 from stoker.inference.http.probe import SCALE_OUT, Offer, probe, reach
 from stoker.inference.http.rendering import Renderer
@@ -63,6 +66,7 @@ class Replica:
         self._reading = reading
         self._renderer = Renderer(self.link, "")
         self._tool_choice: str | None = None
+        self._interruption = Interruption(self.link)
         self._aborts: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -80,17 +84,81 @@ class Replica:
 
         **Cancellation:** the connection is closed (and SGLang told): the server aborts.
         """
+        self._interruption.begun()
+        try:
+            if request.begun is not None and self.goes_on(request):
+                return await self._rest(request, request.begun)
+            return await self._turn(request)
+        finally:
+            self._interruption.over()
+
+    async def interrupt(self) -> None:
+        """Let the server abort our calls; they return what they have. See ``Interrupting``."""
+        if self.aborts:
+            await self._interruption.end(self.offer)
+
+    @property
+    def aborts(self) -> bool:
+        """Whether calls can be ended without losing what they have sampled."""
+        offer = self.offer
+        asked = offer.flavour == "sglang" or offer.pauses or offer.scale_out
+        return asked and offer.takes_ids and self._settings.api != "chat"
+
+    def goes_on(self, request: GenerateRequest) -> bool:
+        """Whether the turn of ``request`` can be gone on with by its ids."""
+        if not self.offer.takes_ids or self._settings.api == "chat":
+            return False
+        return not (request.tools and self._server_reads())
+
+    async def _turn(self, request: GenerateRequest) -> Generation:
         before = "" if self.offer.says_spans else await self.weights.look()
         answered, rerendered = await self._sampled(request)
         after = "" if answered.weights else await self.weights.look()
-        if answered.finish_reason is FinishReason.ABORTED:
-            raise ModelUnavailable(
-                f"replica {self.index} ({self.link.url}) aborted call {request.request_id} "
-                f"after {answered.sampled_tokens} tokens; what it had sampled was thrown away",
-                replica=self.index,
-                request_id=request.request_id,
-            )
-        return self._generation(request, answered, before, after, rerendered=rerendered)
+        generation = self._generation(request, answered, before, after, rerendered=rerendered)
+        if is_aborted(generation):
+            return await self._up_to_a_seam(request, generation)
+        return generation
+
+    async def _rest(self, request: GenerateRequest, begun: Generation) -> Generation:
+        rest = rest_of(request)
+        before = "" if self.offer.says_spans else await self.weights.look()
+        answered = await self._from_ids(rest, array("i", rest.prompt_ids))
+        after = "" if answered.weights else await self.weights.look()
+        # Calls may begin in one part and end in the other: they are read from the whole below.
+        bare = msgspec.structs.replace(rest, tools=())
+        part = self._generation(bare, answered, before, after, rerendered=False)
+        if is_aborted(part):
+            return joined(begun, await self._up_to_a_seam(request, part))
+        turn = joined(begun, part)
+        if not request.tools:
+            return turn
+        calls = parse_tool_calls(turn.text, request.tools)
+        if not calls:  # marks that the server leaves out of the text
+            told = await self._renderer.text(array("i", turn.token_ids))
+            calls = parse_tool_calls(told, request.tools)
+        ended = turn.finish_reason is FinishReason.STOP and calls
+        reason = FinishReason.TOOL_CALLS if ended else turn.finish_reason
+        return msgspec.structs.replace(turn, tool_calls=calls, finish_reason=reason)
+
+    async def _up_to_a_seam(self, request: GenerateRequest, part: Generation) -> Generation:
+        """Return ``part`` of a turn up to where it may be cut, with the text of its ids.
+
+        Raises:
+            ModelUnavailable: nothing of it can be gone on from.
+        """
+        ids = array("i", part.token_ids)
+        kept = len(ids) if part.prompt_ids and self.goes_on(request) else 0
+        with suppress(ModelRefused):
+            for count in range(kept, max(0, kept - SEAM_TOKENS_MAX), -1):
+                text = await self._renderer.text(ids[:count])
+                if is_seam(text, request.sampling.stop):
+                    return msgspec.structs.replace(cut(part, count), text=text)
+        raise ModelUnavailable(
+            f"replica {self.index} ({self.link.url}) aborted call {request.request_id} after "
+            f"{len(ids)} tokens; what it had sampled was thrown away",
+            replica=self.index,
+            request_id=request.request_id,
+        )
 
     async def close(self) -> None:
         """Let go of every connection; aborts under way are sent first."""
@@ -196,6 +264,7 @@ class Replica:
         )
 
     async def _post(self, path: str, body: bodies.Body, rid: str) -> Any:  # noqa: ANN401 - JSON
+        self._interruption.sent(rid)
         try:
             return await self.link.post(path, body, rid)
         except asyncio.CancelledError:
@@ -204,6 +273,8 @@ class Replica:
                 self._aborts.add(task)
                 task.add_done_callback(self._aborts.discard)
             raise
+        finally:
+            self._interruption.answered(rid)
 
     async def _abort(self, rid: str) -> None:
         """Tell SGLang, which may not look whether anybody still waits."""
@@ -235,7 +306,8 @@ class Replica:
                 replica=self.index,
                 request_id=request.request_id,
             )
-        calls = self._tool_calls(request, answered)
+        aborted = answered.finish_reason is FinishReason.ABORTED
+        calls = () if aborted else self._tool_calls(request, answered)
         reason = answered.finish_reason
         if reason in {FinishReason.STOP, FinishReason.TOOL_CALLS}:
             reason = FinishReason.TOOL_CALLS if calls else FinishReason.STOP

@@ -17,7 +17,7 @@ from stoker.errors import ModelUnavailable
 from stoker.inference.in_process.choosing import choose, number
 from stoker.inference.in_process.network import Stretch
 from stoker.inference.in_process.slots import Slots
-from stoker.model.generation import FinishReason, VersionSpan
+from stoker.model.generation import FinishReason, Generation, VersionSpan
 
 PREFILL_TOKENS = 512
 """Prompt tokens of one step, all sequences together: who is sampling waits no longer than that."""
@@ -51,6 +51,7 @@ class Running:
         seed: int,
         stop_ids: frozenset[int],
         stopped: Callable[["array[int]"], bool] | None = None,
+        begun: Generation | None = None,
     ) -> None:
         assert prompt, "something must be there to go on from"
         assert tokens_max > 0, "nothing to sample is no call"
@@ -62,8 +63,13 @@ class Running:
         self.stop_ids = stop_ids
         self.stopped = stopped
         """Says of all sampled ids whether a stop text is in them."""
-        self.logprobs = array("f")
-        self.versions: list[VersionSpan] = []
+        self.logprobs = array("f", begun.logprobs if begun is not None else b"")
+        self.versions = list(begun.spans if begun is not None else ())
+        if begun is not None:
+            assert len(begun.logprobs) == len(begun.token_ids), "what it begins with is our own"
+            self.ids += array("i", begun.token_ids)
+        self.given_tokens = len(self.ids)
+        """Of prompt and begun turn: what is there to compute before anything is sampled."""
         self.finish = FinishReason.ABORTED
         """Why it ended, once it has."""
         self.slot = -1
@@ -124,6 +130,12 @@ class Engine:
         elif sequence in self._running:
             self._release(sequence)
 
+    def interrupt(self) -> None:
+        """End every sequence where it is: what it has sampled is whole, only its turn is not."""
+        for sequence in [*self._running, *self._waiting]:
+            self.abort(sequence)
+            self._ended(sequence, None)
+
     def change_weights(self, version: int) -> None:
         """Stamp what is sampled from now on with ``version``; the network has the new weights."""
         self.version = version
@@ -172,7 +184,7 @@ class Engine:
         for sequence in self._running:
             left = len(sequence.ids) - sequence.computed
             count = left
-            if sequence.computed < sequence.prompt_tokens:
+            if sequence.computed < sequence.given_tokens:
                 count = min(left, room)
                 room -= count
             if count:
@@ -184,7 +196,7 @@ class Engine:
 
     def _advance(self, sequence: Running, stretch: Stretch) -> None:
         sequence.computed += len(stretch.ids)
-        if stretch.start >= sequence.prompt_tokens:
+        if stretch.start >= sequence.given_tokens:
             return
         self.tokens_prefilled += len(stretch.ids)
         if stretch.last and sequence.began_with == self.version:

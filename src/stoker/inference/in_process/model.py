@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from stoker.config.tree import TorchSettings
-from stoker.errors import ConfigInvalid, ModelRefused
+from stoker.errors import ConfigInvalid, ModelRefused, ModelUnavailable
 from stoker.inference.account import CallAccount
 from stoker.inference.base import DeviceLoad, ModelInfo, ReplicaInfo, Weights
 from stoker.inference.in_process.calibrate import BATCH, Times, load_fastest, measure
@@ -89,8 +89,12 @@ class TorchModel:
         **Cancellation:** the sequence is aborted and its slot free at the next step.
         """
         assert replica == 0
-        with self._rendering:
-            prompt = self._renderer.prompt(request)
+        begun = request.begun
+        if begun is None:
+            with self._rendering:
+                prompt = self._renderer.prompt(request)
+        else:
+            prompt = RenderedPrompt(ids=array("i", begun.prompt_ids), rerendered=begun.rerendered)
         if prompt.ids and not 0 <= min(prompt.ids) <= max(prompt.ids) < self._network.vocabulary:
             raise ModelRefused(  # in a step it would take everybody else's call with it
                 f"call {request.request_id} brings a token id this model does not have (it has "
@@ -102,12 +106,24 @@ class TorchModel:
         if tokens_max < 1:  # the end of a context is data, not a failure
             return _generation(prompt, None, "", FinishReason.LENGTH)
         sequence = self._sequence(prompt.ids, request, tokens_max)
+        before = len(sequence.logprobs)
         self._account.begun()
         try:
             await self._started().run(sequence)
         finally:
             self._account.ended()
+        if sequence.finish is FinishReason.ABORTED and len(sequence.logprobs) == before:
+            raise ModelUnavailable(
+                f"call {request.request_id} was ended before it sampled anything",
+                request_id=request.request_id,
+            )
         return self._read(prompt, sequence, request)
+
+    async def interrupt(self) -> None:
+        """End every call between two steps; each returns what it has; see ``Interrupting``."""
+        thread = self._started()
+        assert thread.engine is not None
+        await thread.do(thread.engine.interrupt)
 
     def load(self, replica: int) -> DeviceLoad:
         """Return what was done so far."""
@@ -174,6 +190,7 @@ class TorchModel:
             seed=request.seed,
             stop_ids=self._renderer.stop_ids,
             stopped=(lambda sampled: self._is_stopped(sampled, stops)) if stops else None,
+            begun=request.begun,
         )
 
     def _is_stopped(self, sampled: "array[int]", stops: tuple[str, ...]) -> bool:
