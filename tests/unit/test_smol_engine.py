@@ -33,8 +33,13 @@ child_is_gone = []
 class Refused(Exception):
     code = "CONFLICT"
 
+class SmolError(Exception): pass
+
 class ConnectOptions:
-    def __init__(self, target): assert target == "local"
+    api_key = None
+    def __init__(self, target):
+        assert target == "local"
+        self.target = target
 
 class Row:
     def __init__(self, name, pid): self.name, self.pid = name, pid
@@ -48,7 +53,7 @@ class Said:
 class Stream:
     def __iter__(self):
         open(os.environ["HOME"] + "/go").close()
-        yield {"kind": "stdout", "data": "\\n" + base64.b64encode(b"said").decode() + "\\n"}
+        yield {"kind": "stdout", "data": ".\\n" + base64.b64encode(b"said").decode() + ".\\n"}
         threading.Event().wait()
 
 class Machine:
@@ -205,7 +210,7 @@ async def opened_to(place: Path, waiting: asyncio.Future[Any]) -> None:
 
 GIVEN: dict[str, Any] = {
     "labels": {}, "memory_mb": 1, "ready_seconds": 1, "place": "", "script": "",
-    "archive": os.devnull,
+    "archive": os.devnull, "image": None,
 }  # fmt: skip
 
 

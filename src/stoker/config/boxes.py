@@ -41,6 +41,26 @@ class BaselineSettings(Section):
         return self
 
 
+class SmolSettings(Section):
+    """Where machines of ``microvm`` boxes are made: on the worker's host, unless ``url`` is set."""
+
+    url: Annotated[
+        str, Field(pattern=r"^(https://|http://(127\.0\.0\.1|localhost)(:|$))[^?#@]*$|^$")
+    ] = ""
+    """Of a service that speaks smolfleet's API; its operator sees whatever is in the boxes. Empty:
+    this host. No variable of the environment chooses it."""
+    key_file: Annotated[str, Field(pattern=r"^(/.*)?$")] = ""
+    """Absolute path, on each worker's host, of the file with the account's key."""
+    image: str = "debian:bookworm-slim"
+    """OCI image that machines there begin with: it needs a shell and tar."""
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if bool(self.url) != bool(self.key_file):
+            raise ValueError("url and key_file belong together: give both, or neither")
+        return self
+
+
 class SandboxSettings(Section):
     """Isolation as a whole."""
 
@@ -57,6 +77,9 @@ class SandboxSettings(Section):
     baselines_max: Size = 20 * 1024 * MEBIBYTE
     """Bytes that roots and built workspaces may take on a machine, for all runs of its user. The
     least recently used go first, none that a living box is made of. Nor may one root take more."""
+
+    smol: SmolSettings = SmolSettings()
+    """Smol Machines."""
 
     def baseline(self, name: str) -> BaselineSettings | None:
         """Return the baseline called ``name``, or ``None``.

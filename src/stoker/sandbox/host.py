@@ -23,6 +23,7 @@ from stoker.sandbox.ledger import BoxLedger, BoxRecord
 from stoker.sandbox.maker_client import MakerClient
 from stoker.sandbox.marks import MACHINES, HeldMark, forget_dead, mark_of
 from stoker.sandbox.removal import remove_tree
+from stoker.sandbox.smol.target import CloudTarget
 from stoker.sandbox.uids import UidLeases, pids_of_uid
 
 UID_BASE = 1_900_000_000
@@ -57,6 +58,7 @@ class SandboxHost:
         self.alive: set[str] = set()
         """Ids of boxes that exist."""
         self.egress = Egress(self, egress_told or (lambda _decision: None))
+        self.cloud: CloudTarget | None = None
         self._makers: list[MakerClient] = []
         """The last one may live; those before it died and are reaped at the end."""
 
@@ -71,16 +73,19 @@ class SandboxHost:
         runtime_directory: Path | None = None,
         egress_told: Callable[[EgressDecision], None] | None = None,
         baselines_max: int | None = None,
+        cloud: CloudTarget | None = None,
     ) -> AsyncIterator["SandboxHost"]:
         """Take hold of the host; on leaving, the maker and all it runs are ended.
 
         Boxes that nobody destroyed are then removed. What cannot be removed, and what a killed
         process leaves, stays in the ledger and is swept by the next incarnation.
         ``egress_told`` hears of every request that a box made of the egress proxy.
-        ``baselines_max``: bytes that baselines kept on this machine may take.
+        ``baselines_max``: bytes that baselines kept on this machine may take. ``cloud``: where
+        Smol Machines are made, if not here.
         """
         files = await asyncio.to_thread(runtime.prepare, runtime_directory)
         host = cls(state_directory, uid_base, uid_count, files, egress_told)
+        host.cloud = cloud
         if baselines_max is not None:
             host.baselines.bytes_max = host.baselines.roots.bytes_max = baselines_max
         try:

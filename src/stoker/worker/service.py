@@ -11,6 +11,7 @@ from stoker.broker.base import Durability, Ledger
 from stoker.broker.client import connect
 from stoker.broker.limits import database_of, limits_of
 from stoker.broker.network import remote_of
+from stoker.config.boxes import SmolSettings
 from stoker.config.classes import WorkerClassSettings
 from stoker.config.tree import Settings
 from stoker.journal.artifacts import ArtifactStore
@@ -18,6 +19,7 @@ from stoker.model.execution import ExecutionPolicy
 from stoker.sandbox.egress.gate import EgressDecision
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.select import choose_backend
+from stoker.sandbox.smol.target import CloudTarget
 from stoker.seams.clock import SystemClock
 from stoker.seams.faultpoints import declare, reach
 from stoker.seams.locks import lock_is_held
@@ -84,6 +86,7 @@ class Service:
                 uid_count=sandbox.uid_count,
                 egress_told=self._egress_told,
                 baselines_max=sandbox.baselines_max,
+                cloud=_cloud(sandbox.smol),
             )
         )
 
@@ -201,3 +204,9 @@ class Service:
             elif alone and worker.silent_seconds >= limit:
                 self._log.warning("idle", seconds=limit, ledger="out of reach")
                 worker.kill()
+
+
+def _cloud(settings: SmolSettings) -> CloudTarget | None:
+    if not settings.url:
+        return None
+    return CloudTarget(url=settings.url, key_file=settings.key_file, image=settings.image)

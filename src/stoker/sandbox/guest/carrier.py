@@ -3,9 +3,9 @@
     python -m stoker.sandbox.guest.carrier FOLDER
 
 ``FOLDER/orders`` takes lines: base64 of what the host says, or ``@NAME``: answers then go to the
-pipe ``FOLDER/NAME``, base64 too, after an empty line that says so. Whoever carries a command's
-output out of the guest takes it for text, and a guest that was branched is heard by another
-command: hence both.
+pipe ``FOLDER/NAME``, base64 too, each with a full stop, after an empty one that says so. Whoever
+carries a command's output out of the guest takes it for text and may divide it anew, and a guest
+that was branched is heard by another command: hence all that.
 """
 
 import base64
@@ -37,8 +37,8 @@ class Answers:
                 os.close(self._pipe)
             self._pipe = opened
             # Orders come another way and may be faster than this name was: whoever listens gives
-            # none before this line, or the answer would go to the pipe of the guest before.
-            os.write(opened, b"\n")
+            # none before this one, or the answer would go to the pipe of the guest before.
+            os.write(opened, b".\n")
             self._heard.notify_all()
 
     def _is_up(self) -> None:
@@ -50,7 +50,7 @@ class Answers:
         """Carry until the runner ends."""
         while data := port.recv(_READ_BYTES):
             self._is_up()
-            line = memoryview(base64.b64encode(data) + b"\n")
+            line = memoryview(base64.b64encode(data) + b".\n")
             with self._heard:
                 self._heard.wait_for(lambda: self._pipe >= 0)
                 while line:

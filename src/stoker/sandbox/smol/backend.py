@@ -29,6 +29,7 @@ from stoker.sandbox.smol import tree
 from stoker.sandbox.smol.box import SmolBox, digest_of
 from stoker.sandbox.smol.engine import EngineError
 from stoker.sandbox.smol.machines import BOX_LABEL, INCARNATION_LABEL, Machines, machine_name
+from stoker.sandbox.smol.target import place_of
 from stoker.sandbox.undoing import to_its_end
 from stoker.sandbox.vm import guests
 from stoker.sandbox.vm.link import GuestLink, GuestLost
@@ -54,7 +55,11 @@ class SmolBackend:
         self.host = host
         self.boxes: dict[str, SmolBox] = {}
         self.rung = Rung.SMOL
-        self.machines = Machines(_home(host))
+        self.machines = Machines(_home(host), host.cloud)
+        self._prefix = (
+            "stoker-" if host.cloud is None else f"stoker-{place_of(host.state_directory)}-"
+        )
+        """Of the names of our machines: on this host no others are in their place."""
         self._origins: dict[int, asyncio.Task[str]] = {}
         self._spent: list[str] = []
         """Origins that no box is branched off any more, to be deleted at the end."""
@@ -85,14 +90,20 @@ class SmolBackend:
     async def _tried(self) -> tuple[str, str]:
         if not installed():
             return _MISSING, _REMEDY
+        cloud = self.host.cloud
+        if cloud is not None and (problem := cloud.problem()):
+            return problem, "set sandbox.smol.key_file to a file this worker may read"
         try:
             code, reason = await self.machines.probe()
         except (EngineError, OSError) as error:
+            if cloud is not None:
+                return f"{cloud.url} does not serve: {error}", "see sandbox.smol.url and key_file"
             return f"the SDK of Smol Machines does not answer: {error}", "please report this host"
         if code:
             return f"{reason} ({code})", "use a host with /dev/kvm"
         missing = await self._canary()
-        return missing, 'use isolation = "qemu", or a host whose KVM runs guests' if missing else ""
+        remedy = 'use isolation = "qemu", or a host whose KVM runs guests'
+        return missing, remedy if missing else ""
 
     async def _canary(self) -> str:
         limits = Limits(memory_bytes=128 * MEBIBYTE, disk_bytes=16 * MEBIBYTE)
@@ -102,6 +113,15 @@ class SmolBackend:
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse what these machines do not have."""
         guests.refuse_beyond(Isolation.MICROVM, policy)
+
+    def check_here(self, what: str) -> None:
+        """Refuse what machines of a cloud were never seen to do.
+
+        Raises:
+            BranchUnavailable: they are not made on this host.
+        """
+        if self.host.cloud is not None:
+            raise not_offered(what, "microvm (of a cloud)")
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> SmolBox:
         """Branch a machine off the one of its size; see ``base.Backend``."""
@@ -132,6 +152,7 @@ class SmolBackend:
     ) -> SmolBox:
         """Make a machine from a checkpoint of one; see ``base.Backend``."""
         self.check(policy)
+        self.check_here("restoring")
         if checkpoint.kind is not StateKind.MEMORY:
             raise not_offered(f"restoring checkpoints of {checkpoint.kind}", "microvm")
         pinned = guests.pinned(self.host, Isolation.MICROVM, baseline)
@@ -211,7 +232,7 @@ class SmolBackend:
 
     def name_of(self, box_id: str) -> str:
         """Return the name of a box's machine."""
-        return machine_name(box_id)
+        return machine_name(box_id, self._prefix)
 
     async def _undone(self, box_id: str, link: GuestLink | None) -> None:
         async def remove() -> None:
@@ -220,7 +241,12 @@ class SmolBackend:
             name = self.name_of(box_id)
             try:
                 gone = await self.machines.delete(name)
-            except EngineError:  # the engine was ended, and every machine with it
+            except EngineError as error:  # the engine was ended, and every machine with it
+                if self.host.cloud is not None:
+                    raise BoxFailed(
+                        f"the machine {name} of box {box_id} could not be deleted at "
+                        f"{self.host.cloud.url} ({error}); the next sweep tries it again"
+                    ) from error
                 gone = [name]
             # One that is kept stays written down: else another worker's sweep would delete it.
             for record in [self._records.pop(one) for one in gone if one in self._records]:
@@ -250,7 +276,7 @@ class SmolBackend:
     async def sweep(self) -> int:
         """Delete what dead incarnations left: rows of machines that ended with their engines."""
         try:
-            if installed() and _home(self.host).exists():
+            if installed() and (self.host.cloud is not None or _home(self.host).exists()):
                 await self._reconcile()
         finally:  # rows are known by the records of the living: these may go before them
             swept = await self.host.sweep()
@@ -261,7 +287,8 @@ class SmolBackend:
             # Before the records: a machine that another worker makes meanwhile is written down.
             rows = await self.machines.rows()
             living = self._living()
-            await self.machines.purge(name for name in rows if name not in living)
+            ours = (name for name in rows if name.startswith(self._prefix))
+            await self.machines.purge(name for name in ours if name not in living)
         except (EngineError, OSError) as error:
             raise BoxFailed(f"machines of dead workers could not be deleted: {error}") from error
 
@@ -308,8 +335,10 @@ def installed() -> bool:
 
 
 def _home(host: SandboxHost) -> Path:
-    if host.root:
+    if host.root and host.cloud is None:
         return marks.MACHINES / host.mark
+    if host.cloud is not None:
+        return host.state_directory / "smol"
     try:
         home = Path.home()
     except RuntimeError:  # a user without a home: paths of sockets may be too long there

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import stoker
+from stoker.sandbox.smol.target import CloudTarget
 
 _END_SECONDS = 10.0
 _START_SECONDS = "300"
@@ -44,15 +45,18 @@ class Engine:
         self._loop.add_reader(end.fileno(), self._readable)
 
     @classmethod
-    def start(cls, home: Path) -> "Engine":
-        """Start an engine whose machines live in ``home``."""
+    def start(cls, home: Path, cloud: CloudTarget | None = None) -> "Engine":
+        """Start an engine whose machines live in ``home``, or in the ``cloud``."""
         home.mkdir(parents=True, exist_ok=True, mode=0o755)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         paths = [str(Path(stoker.__file__).parent.parent), *filter(None, sys.path)]
+        command = [sys.executable, "-m", "stoker.sandbox.smol.engine_main"]
+        if cloud is not None:
+            command += [cloud.url, cloud.key_file]
         with theirs, (home / "engine.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "stoker.sandbox.smol.engine_main"],
+            process = subprocess.Popen(  # noqa: S603 - our own module
+                command,
                 stdin=theirs.fileno(),
                 stdout=log,
                 stderr=log,

@@ -1,6 +1,7 @@
 """The process in which the SDK of Smol Machines runs, for one worker.
 
-    python -m stoker.sandbox.smol.engine_main        # descriptor 0: a socket to the worker
+    python -m stoker.sandbox.smol.engine_main                 # descriptor 0: a socket to the worker
+    python -m stoker.sandbox.smol.engine_main URL KEY_FILE    # machines of a cloud's account
 
 The SDK blocks, reads its place from ``HOME`` and its target from the environment, and machines die
 with the process that made them. So it has a process of its own, with an environment of our making,
@@ -25,7 +26,6 @@ from stoker.sandbox import kernel
 
 LINK = "/run/stoker"
 """Where a machine has the pipes of its runner."""
-_LOCAL = smol.ConnectOptions(target="local")
 _MAKES = ("create", "branch", "restore")
 _READ_BYTES = 192 * 1024
 _ORDER = f"cat >{LINK}/orders"
@@ -35,8 +35,9 @@ _LISTEN = 'mkfifo -m 600 "$0/$1" && echo "@$1" >"$0/orders" && exec cat "$0/$1"'
 class Engine:
     """Answers requests; every call on a thread of its own."""
 
-    def __init__(self, worker: socket.socket) -> None:
+    def __init__(self, worker: socket.socket, target: smol.ConnectOptions) -> None:
         self._worker = worker
+        self._target = target
         self._saying = threading.Lock()
         self._machines: dict[str, smol.Machine] = {}
         self._making: dict[str, threading.Thread] = {}
@@ -68,20 +69,26 @@ class Engine:
         try:
             answer["value"] = getattr(self, "_do_" + verb)(**request)
         except Exception as error:  # noqa: BLE001 - the worker makes a typed error of it
-            answer["error"] = str(error)[:2000] or type(error).__name__
+            said = str(error)[:2000] or type(error).__name__
+            # An error quotes the service's answer, and that may quote what it was sent.
+            answer["error"] = said.replace(self._target.api_key or "\n", "…")
             answer["code"] = str(getattr(error, "code", ""))
         line = json.dumps(answer).encode() + b"\n"
         with self._saying, contextlib.suppress(OSError):
             self._worker.sendall(line)
 
     def _do_probe(self) -> list[str]:
+        if self._target.target == "cloud":
+            smol.Machine.list(self._target)
+            return []
         available, code, reason = smol.local_availability()
         return [] if available else [str(code), str(reason)]
 
     def _do_create(self, *, name: str, labels: dict[str, str], memory_mb: int, ready_seconds: float,
-                   archive: str, place: str, script: str) -> None:  # fmt: skip
+                   archive: str, place: str, script: str, image: str | None) -> None:  # fmt: skip
         config = smol.MachineConfig(
             name=name,
+            image=image,
             labels=labels,
             resources=smol.ResourceSpec(
                 cpus=1, memory_mb=memory_mb, network=False, disk_durability="deferred"
@@ -89,21 +96,23 @@ class Engine:
             branchable=True,
             ready_timeout_seconds=ready_seconds,
         )
-        self._machines[name] = smol.Machine.create(config, _LOCAL)
-        self._machines[name].write_file(place, Path(archive).read_bytes())
-        said = self._exec(name, ["/bin/sh", "-c", script])
+        self._machines[name] = smol.Machine.create(config, self._target)
+        if image is not None:  # else there is the machine's own disk
+            self._exec(name, ["/bin/mkdir", "-p", str(Path(place).parent)])
+        self._machine(name).write_file(place, Path(archive).read_bytes())
+        said = self._exec(name, ["/bin/sh", "-c", script], timeout=ready_seconds)
         if said.exit_code:
             raise RuntimeError(f"its runner was not started: {said.output[-500:]}")
 
     def _do_branch(self, *, source: str, name: str, frozen: bool) -> None:
-        self._machines[name] = self._machines[source].branch(
+        self._machines[name] = self._machine(source).branch(
             name, branchable=True, freeze_source=frozen
         )
 
     def _do_attach(self, *, name: str, pipe: str, descriptor: int) -> None:
         end = socket.socket(fileno=descriptor)
         command = ["/bin/sh", "-c", _LISTEN, LINK, pipe]
-        stream = self._machines[name].exec_stream(command)
+        stream = self._machine(name).exec_stream(command)
         heard = threading.Event()
         threading.Thread(target=self._hear, args=(stream, end, heard), daemon=True).start()
         heard.wait()
@@ -117,10 +126,10 @@ class Engine:
                 if event["kind"] != "stdout":
                     sys.stderr.write(f"{event}\n")
                     continue
-                *lines, rest = (rest + event["data"]).split("\n")
-                for line in lines:
+                *said, rest = (rest + event["data"]).split(".")
+                for words in said:
                     heard.set()
-                    end.sendall(base64.b64decode(line))
+                    end.sendall(base64.b64decode(words))
         heard.set()
         with contextlib.suppress(OSError):
             end.shutdown(socket.SHUT_RDWR)
@@ -136,30 +145,45 @@ class Engine:
         end.close()
 
     def _exec(self, name: str, command: list[str], **options: Any) -> Any:  # noqa: ANN401 - the SDK's
-        return self._machines[name].exec(command, smol.ExecOptions(**options))
+        return self._machine(name).exec(command, smol.ExecOptions(**options))
+
+    def _machine(self, name: str) -> smol.Machine:
+        if name not in self._machines and self._target.target == "cloud":
+            # It was made by the engine before this one.
+            self._machines[name] = smol.Machine.connect(name, self._target)
+        return self._machines[name]
 
     def _do_checkpoint(self, *, name: str, path: str) -> None:
-        self._machines[name].checkpoint(path)
+        self._machine(name).checkpoint(path)
 
     def _do_restore(self, *, name: str, path: str) -> None:
-        self._machines[name] = smol.Machine.restore_checkpoint(path, name, _LOCAL)
+        self._machines[name] = smol.Machine.restore_checkpoint(path, name, self._target)
 
     def _do_delete(self, *, name: str) -> None:
         making = self._making.pop(name, None)
         if making is not None:  # else a machine whose worker gave up would come after its deletion
             making.join()
         self._machines.pop(name, None)
-        smol.Machine.delete_by_name(name, _LOCAL)
+        try:
+            smol.Machine.delete_by_name(name, self._target)
+        except smol.SmolError as error:
+            if error.code != "NOT_FOUND":  # a cloud's answer where this host's SDK has none
+                raise
 
     def _do_list(self) -> dict[str, int | None]:
-        return {m.name: m.pid for m in smol.Machine.list(_LOCAL)}
+        return {m.name: m.pid for m in smol.Machine.list(self._target)}
 
 
 def main() -> None:
     """Serve descriptor 0."""
     # A call may hang and hold the interpreter: then nobody here would see that the worker is gone.
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    Engine(socket.socket(fileno=os.dup(0))).serve()
+    target = smol.ConnectOptions(target="local")
+    if len(sys.argv) > 1:
+        url, key_file = sys.argv[1:]
+        key = Path(key_file).read_text(encoding="ascii").strip()
+        target = smol.ConnectOptions(target="cloud", base_url=url, api_key=key)
+    Engine(socket.socket(fileno=os.dup(0)), target).serve()
     os._exit(0)  # machines end with us; threads may hang in one
 
 

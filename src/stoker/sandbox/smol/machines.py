@@ -13,6 +13,7 @@ from typing import Any
 
 from stoker.sandbox.guest.place import Limits as GuestLimits
 from stoker.sandbox.smol.engine import Engine, EngineError
+from stoker.sandbox.smol.target import CloudTarget
 from stoker.sandbox.smol.tree import ARCHIVE, START
 from stoker.sandbox.vm.link import GuestLink
 from stoker.seams.clock import SystemClock
@@ -31,8 +32,9 @@ _clock = SystemClock()
 class Machines:
     """What this worker's engine runs."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, cloud: CloudTarget | None = None) -> None:
         self._home = home
+        self._cloud = cloud
         self._engine: Engine | None = None
         self._ended: list[Engine] = []
         self._off: dict[str, str] = {}
@@ -42,19 +44,20 @@ class Machines:
 
     @property
     def lost(self) -> bool:
-        """Whether an engine, and all its machines, ended by itself."""
-        return self._engine is not None and self._engine.dead
+        """Whether an engine, and all its machines, ended by itself; a cloud's outlive it."""
+        return self._cloud is None and self._engine is not None and self._engine.dead
 
     @property
     def engine(self) -> Engine:
         """The living engine, started where there is none."""
         if self._engine is None or self._engine.dead:
-            # Machines ended with the engine before; their rows are deleted by ``sweep``.
-            self._off.clear()
-            self._kept.clear()
+            if self._cloud is None:
+                # Machines ended with the engine before; their rows are deleted by ``sweep``.
+                self._off.clear()
+                self._kept.clear()
             if self._engine is not None:
                 self._ended.append(self._engine)
-            self._engine = Engine.start(self._home)
+            self._engine = Engine.start(self._home, self._cloud)
         return self._engine
 
     async def boot(
@@ -71,6 +74,7 @@ class Machines:
             archive=str(archive),
             place=ARCHIVE,
             script=START,
+            image=self._cloud.image if self._cloud is not None else None,
         )
 
     async def branch(self, source: str, name: str, *, frozen: bool = False) -> None:
@@ -111,7 +115,7 @@ class Machines:
         """Delete a machine, or keep it until the last of its branches is gone; say what went.
 
         Raises:
-            EngineError: one does not go; the engine is ended, and so is every machine.
+            EngineError: one does not go. On this host the engine is ended, and so is every machine.
         """
         if name in self._off.values():
             self._kept.add(name)
@@ -142,6 +146,9 @@ class Machines:
             left = refused
 
     async def _deleted(self, name: str) -> None:
+        if self._cloud is not None:  # it outlives whatever engine made it
+            await self.engine.call("delete", seconds=_DELETE_SECONDS, name=name)
+            return
         engine = self._engine
         if engine is None or engine.dead:
             return  # it ended with its engine; its row goes with the next sweep
@@ -168,6 +175,6 @@ class Machines:
                 await engine.close()
 
 
-def machine_name(box_id: str) -> str:
+def machine_name(box_id: str, prefix: str = "stoker-") -> str:
     """Return the name of a box's machine: short, and of letters the SDK takes."""
-    return "stoker-" + blake2b(box_id.encode(), digest_size=8).hexdigest()
+    return prefix + blake2b(box_id.encode(), digest_size=8).hexdigest()
