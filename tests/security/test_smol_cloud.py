@@ -7,6 +7,7 @@ the link, the runner that is uploaded.
 import asyncio
 import contextlib
 import importlib.util
+import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -31,6 +32,10 @@ pytestmark = [
     pytest.mark.skipif(
         importlib.util.find_spec("smol") is None,
         reason='the SDK of Smol Machines is not installed; pip install "stoker[microvm]"',
+    ),
+    pytest.mark.skipif(
+        shutil.which("busybox") is None,
+        reason="no busybox for the machines' tree; apt install busybox-static",
     ),
 ]
 POLICY = ExecutionPolicy(

@@ -9,20 +9,15 @@ import select as polling
 import signal
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
-from stoker.errors import BoxFailed, BranchUnavailable, IsolationUnavailable
-from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits, Rung
-from stoker.sandbox import select
-from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.smol import backend, box, machines
+from stoker.sandbox.smol import box, machines
 from stoker.sandbox.smol.engine import Engine, EngineError
-from stoker.sandbox.smol.machines import Machines, machine_name
+from stoker.sandbox.smol.machines import Machines
 from support import sandbox
 
 STAND_IN = """
@@ -190,7 +185,9 @@ def test_a_branch_that_nobody_waits_for_any_more_is_deleted_once_it_is_made(plac
         os.mkfifo(place / "go")
         await engine.call("create", seconds=30, name="origin", **GIVEN)
         with pytest.raises(EngineError, match="did not end"):
-            await engine.call("branch", seconds=0.05, source="origin", name="late", frozen=True)
+            await engine.call(
+                "branch", seconds=0.05, source="origin", name="late", frozen=True, leaf=False
+            )
         deletion = asyncio.ensure_future(engine.call("delete", seconds=30, name="late"))
         await opened_to(place, deletion)
         await deletion
@@ -209,8 +206,8 @@ async def opened_to(place: Path, waiting: asyncio.Future[Any]) -> None:
 
 
 GIVEN: dict[str, Any] = {
-    "labels": {}, "memory_mb": 1, "ready_seconds": 1, "place": "", "script": "",
-    "archive": os.devnull, "image": None,
+    "labels": {}, "memory_mb": 1, "ready_seconds": 1, "image": None, "cuda": False,
+    "begin": {"place": "", "script": "", "archive": os.devnull},
 }  # fmt: skip
 
 
@@ -283,184 +280,3 @@ def test_an_engine_that_hears_nothing_ends_with_a_killed_worker(place: Path) -> 
         signal.pidfd_send_signal(engine, signal.SIGKILL)
     os.close(engine)
     assert ended
-
-
-class StandInMachines:
-    """Machines that only have names; ``seen`` runs while the rows are being read."""
-
-    lost = False
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.gone: list[str] = []
-        self.seen: Callable[[], None] = lambda: None
-        self.deleted: list[list[str]] = []
-        """What goes with each deletion."""
-
-    async def rows(self) -> dict[str, int | None]:
-        self.seen()
-        return dict.fromkeys(self.names)
-
-    async def purge(self, names: Iterable[str]) -> None:
-        self.gone += names
-
-    async def delete(self, name: str) -> list[str]:
-        del name
-        return self.deleted.pop(0)
-
-    async def branch(self, source: str, name: str, *, frozen: bool) -> None:
-        del source, name, frozen
-        raise EngineError("no room")
-
-
-def with_machines(
-    tmp_path: Path, body: Callable[[backend.SmolBackend, StandInMachines], Awaitable[None]]
-) -> None:
-    async def opened() -> None:
-        async with SandboxHost.open(tmp_path / "state") as host:
-            held, boxes = StandInMachines(), backend.SmolBackend(host)
-            boxes.machines = held  # type: ignore[assignment]
-            await body(boxes, held)
-
-    sandbox.run(opened)
-
-
-def test_a_sweep_spares_a_machine_that_another_worker_makes_meanwhile(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "installed", lambda: True)
-    monkeypatch.setattr(backend, "_home", lambda _: tmp_path)
-
-    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
-        def made_meanwhile() -> None:
-            boxes.host.ledger.write(boxes.host.record("box_new", Rung.SMOL))
-
-        held.names, held.seen = [machine_name("box_new"), machine_name("box_dead")], made_meanwhile
-        await boxes.sweep()
-        assert held.gone == [machine_name("box_dead")]
-
-    with_machines(tmp_path, body)
-
-
-def test_what_else_dead_workers_left_is_swept_where_their_machines_cannot_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "installed", lambda: True)
-    monkeypatch.setattr(backend, "_home", lambda _: tmp_path)
-
-    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
-        def fails() -> None:
-            raise EngineError("gone")
-
-        held.seen = fails
-        record = boxes.host.record("box_dead", Rung.SMOL)
-        boxes.host.ledger.write(msgspec.structs.replace(record, incarnation="inc_dead"))
-        with pytest.raises(BoxFailed, match="machines of dead workers"):
-            await boxes.sweep()
-        assert boxes.host.ledger.records() == []
-
-    with_machines(tmp_path, body)
-
-
-def test_a_machine_that_is_kept_for_its_branches_stays_written_down(tmp_path: Path) -> None:
-    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
-        names = [machine_name(box_id) for box_id in ("box_1", "box_2")]
-        for name, box_id in zip(names, ("box_1", "box_2"), strict=True):
-            boxes._records[name] = boxes.host.record(box_id, Rung.SMOL)
-            boxes.host.ledger.write(boxes._records[name])
-        held.deleted = [[], names[::-1]]
-        await boxes._undone("box_1", None)
-        assert [r.box_id for r in boxes.host.ledger.records()] == ["box_1", "box_2"]
-        await boxes._undone("box_2", None)
-        assert boxes.host.ledger.records() == []
-
-    with_machines(tmp_path, body)
-
-
-def test_a_branch_that_fails_drops_its_origin_alone_while_another_boots(tmp_path: Path) -> None:
-    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
-        del held
-        booting: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        booted: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        booted.set_result("origin_1")
-        boxes._origins = {512: booting, 256: booted}  # type: ignore[dict-item]
-        with pytest.raises(EngineError, match="no room"):
-            await boxes._off_origin("origin_1", "name")
-        assert list(boxes._origins) == [512]
-
-    with_machines(tmp_path, body)
-
-
-def test_an_engine_lost_lets_go_of_what_was_booted_and_not_of_what_boots(tmp_path: Path) -> None:
-    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
-        held.lost = True
-        boots: list[asyncio.Event] = []
-
-        async def boot(size: int) -> str:
-            boots.append(asyncio.Event())
-            await boots[-1].wait()
-            return f"origin_{size}_{len(boots)}"
-
-        boxes._booted = boot  # type: ignore[method-assign]
-        asked = [asyncio.ensure_future(boxes.origin_of(Limits())) for _ in range(2)]
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        for event in boots:
-            event.set()
-        assert len(set(await asyncio.gather(*asked))) == 1 == len(boots)
-
-    with_machines(tmp_path, body)
-
-
-def test_a_baseline_with_a_root_of_its_own_is_refused(tmp_path: Path) -> None:
-    async def body(boxes: backend.SmolBackend, held: StandInMachines) -> None:
-        del held
-        rooted = Baseline(root="/srv/images/app")
-        with pytest.raises(BranchUnavailable, match="root of their own"):
-            await boxes.create("box_1", rooted, ExecutionPolicy(isolation=Isolation.MICROVM))
-
-    with_machines(tmp_path, body)
-
-
-def test_a_place_that_cannot_be_made_is_a_refusal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backend, "installed", lambda: True)
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setattr(backend, "_home", lambda _: tmp_path / "file" / "home")
-
-    async def body() -> None:
-        async with SandboxHost.open(tmp_path / "state") as host:
-            offer = await backend.SmolBackend(host).offer()
-            assert not offer.available
-            assert "does not answer" in offer.missing
-
-    sandbox.run(body)
-
-
-def test_machines_are_named_after_their_boxes() -> None:
-    assert machine_name("box_1") != machine_name("box_2")
-    assert machine_name("box_" + "1" * 70) == machine_name("box_" + "1" * 70)
-    assert len(machine_name("box_" + "1" * 70)) < 30
-
-
-@pytest.mark.parametrize("isolation", [Isolation.MICROVM, Isolation.AUTO])
-def test_it_is_not_offered_without_the_sdk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isolation: Isolation
-) -> None:
-    monkeypatch.setattr(backend, "installed", lambda: False)
-    monkeypatch.setattr(select, "installed", lambda: False)
-    monkeypatch.setattr(select, "has_kvm", lambda: False)
-
-    async def body() -> str:
-        async with SandboxHost.open(tmp_path) as host:
-            with pytest.raises(IsolationUnavailable) as refused:
-                await select.choose_backend(ExecutionPolicy(isolation=isolation), host)
-            return str(refused.value)
-
-    said = asyncio.run(body())
-    if isolation is Isolation.MICROVM:
-        assert "not installed" in said
-        assert 'pip install "stoker[microvm]"' in said
-    else:
-        assert "accept" in said

@@ -1,7 +1,7 @@
 """Settings of worker classes: the boxes of a class, their limits, and what they can reach."""
 
 import re
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import msgspec
 from pydantic import AfterValidator, Field, model_validator
@@ -143,6 +143,10 @@ class WorkerClassSettings(Section):
     preload: Annotated[tuple[Module, ...], Field(max_length=32)] = ()
     """With ``warm``: modules that interpreter imports before it serves, so that importing them is
     quick. Where that cannot be done the worker says so and boxes serve without."""
+    cuda: Literal["torch", "jax"] | None = None
+    """With ``microvm`` on the worker's host: its boxes use the host's NVIDIA device by this
+    framework, which must find it in the machine they are branched off. They share the device, so
+    it is no boundary between tenants; they have neither branches nor checkpoints. Unset: none."""
     limits: LimitSettings = LimitSettings()
     """Hard limits of its boxes."""
     mounts: tuple[MountSettings, ...] = ()
@@ -163,6 +167,12 @@ class WorkerClassSettings(Section):
     def _preload_is_warm(self) -> Self:
         if self.preload and not self.warm:
             raise ValueError("preload needs warm = true: only a waiting interpreter imports ahead")
+        return self
+
+    @model_validator(mode="after")
+    def _cuda_is_of_machines(self) -> Self:
+        if self.cuda is not None and self.isolation is not Isolation.MICROVM:
+            raise ValueError('cuda needs isolation = "microvm": no other box reaches the device')
         return self
 
     @property
@@ -188,6 +198,7 @@ class WorkerClassSettings(Section):
             accept_shared_kernel=accept_shared_kernel,
             warm=self.warm,
             preload=self.preload or msgspec.UNSET,
+            cuda=self.cuda or msgspec.UNSET,
             limits=Limits(
                 cpu_seconds=self.limits.cpu,
                 memory_bytes=self.limits.memory,

@@ -5,7 +5,7 @@ Both are versioned by digest; the digest stands in every action and in the journ
 
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -152,6 +152,9 @@ class ExecutionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """``python`` actions of a box are forked from an interpreter that waits in it (rung a)."""
     preload: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Modules that interpreter imports before it serves; unset: none."""
+    cuda: Literal["torch", "jax"] | msgspec.UnsetType = msgspec.UNSET
+    """Framework with which its boxes use the host's NVIDIA device (``microvm``); unset: none.
+    No boundary between tenants."""
 
     def digest(self) -> str:
         """Return the version of this policy."""

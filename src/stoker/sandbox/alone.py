@@ -25,7 +25,7 @@ import msgspec
 from stoker.errors import BoxFailed, ConfigInvalid, IsolationUnavailable, ToolRefused
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
-from stoker.model.execution import Baseline, ExecutionPolicy, credential_problem
+from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, credential_problem
 from stoker.model.given import argv_of, contents_of, duration
 from stoker.model.tools import (
     ExportResult,
@@ -414,6 +414,8 @@ def _policy(policy: ExecutionPolicy | None) -> ExecutionPolicy:
             raise ConfigInvalid(f"limits.{name} is {value}; it must be a finite number above 0")
     if problem := credential_problem(checked.network, checked.credentials):
         raise ConfigInvalid(f"the execution policy cannot be used: {problem}")
+    if checked.cuda is not msgspec.UNSET and checked.isolation is not Isolation.MICROVM:
+        raise ConfigInvalid('cuda needs isolation = "microvm": no other box reaches the device')
     return checked
 
 

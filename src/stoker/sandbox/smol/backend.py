@@ -12,12 +12,15 @@ import importlib.util
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
-from stoker.errors import ArtifactDamaged, BoxFailed
+import msgspec
+
+from stoker.errors import ArtifactDamaged, BoxFailed, IsolationUnavailable
 from stoker.model.checkpoint import Checkpoint, StateKind
 from stoker.model.completion import Usage
 from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Isolation, Limits, Rung
-from stoker.model.tools import Tests, Verdict
+from stoker.model.tools import RunRequest, Tests, Verdict
 from stoker.sandbox import marks
 from stoker.sandbox.base import BoxOffer, Strength, not_offered
 from stoker.sandbox.guest.place import Limits as GuestLimits
@@ -25,7 +28,7 @@ from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.judge import judge_in
 from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
-from stoker.sandbox.smol import tree
+from stoker.sandbox.smol import cuda, tree
 from stoker.sandbox.smol.box import SmolBox, digest_of
 from stoker.sandbox.smol.engine import EngineError
 from stoker.sandbox.smol.machines import BOX_LABEL, INCARNATION_LABEL, Machines, machine_name
@@ -39,6 +42,7 @@ _GUEST_MEBIBYTES = 256
 """What the kernel, its agent, the runner and the page cache take beside the box."""
 _SIZE_STEP_MEBIBYTES = 256
 _CANARY_SECONDS = 60.0
+_FRAMEWORK_SECONDS = 300.0
 _CANARY = (
     "import os; print(os.uname().nodename, os.getuid(), "
     "set(os.listdir('/sys/class/net')) - {'lo', 'dummy0'} or 'alone')"
@@ -60,7 +64,9 @@ class SmolBackend:
             "stoker-" if host.cloud is None else f"stoker-{place_of(host.state_directory)}-"
         )
         """Of the names of our machines: on this host no others are in their place."""
-        self._origins: dict[int, asyncio.Task[str]] = {}
+        self._origins: dict[_Kind, asyncio.Task[str]] = {}
+        self._found: set[str] = set()
+        """Origins with a device that their framework has found."""
         self._spent: list[str] = []
         """Origins that no box is branched off any more, to be deleted at the end."""
         self._records: dict[str, BoxRecord] = {}
@@ -113,32 +119,63 @@ class SmolBackend:
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse what these machines do not have."""
         guests.refuse_beyond(Isolation.MICROVM, policy)
+        if policy.cuda is not msgspec.UNSET:
+            here = self.host.cloud is None
+            if missing := cuda.driver_missing() if here else "machines of a cloud have no device":
+                raise IsolationUnavailable(
+                    f"microvm boxes with cuda = {policy.cuda!r} cannot be had: {missing}; "
+                    f"{cuda.REMEDY}"
+                )
 
-    def check_here(self, what: str) -> None:
-        """Refuse what machines of a cloud were never seen to do.
+    def check_kept(self, what: str, policy: ExecutionPolicy) -> None:
+        """Refuse what machines of a cloud were never seen to do, and those with a device cannot.
 
         Raises:
-            BranchUnavailable: they are not made on this host.
+            BranchUnavailable: it is such a machine.
         """
         if self.host.cloud is not None:
             raise not_offered(what, "microvm (of a cloud)")
+        if policy.cuda is not msgspec.UNSET:
+            raise not_offered(what, "microvm (with cuda)")
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> SmolBox:
         """Branch a machine off the one of its size; see ``base.Backend``."""
         self.check(policy)
         pinned = guests.pinned(self.host, Isolation.MICROVM, baseline)
-        origin = await self.origin_of(policy.limits)
-        made = partial(self._off_origin, origin, self.name_of(box_id))
+        kind = _kind(policy)
+        origin = await self.origin_of(kind)
+        made = partial(self._off_origin, origin, self.name_of(box_id), leaf=bool(kind.cuda))
+        if kind.cuda and origin not in self._found:
+            await self._finds(kind.cuda, pinned, policy, origin)
         return await self._made(box_id, pinned, policy, made)
 
-    async def _off_origin(self, origin: str, name: str) -> None:
+    async def _finds(
+        self, name: str, pinned: Baseline, policy: ExecutionPolicy, origin: str
+    ) -> None:
+        """Have the framework look for the device, in a box off ``origin``."""
+        box_id = fresh_id("canary_")
+        made = partial(self._off_origin, origin, self.name_of(box_id), leaf=True)
+        box = await self._made(box_id, pinned, policy, made)
         try:
-            await self.machines.branch(self.name_of(origin), name, frozen=True)
+            request = RunRequest(argv=("python", "-c", cuda.trial(name)))
+            ran = await box.run(request, timeout_seconds=_FRAMEWORK_SECONDS)
+        finally:
+            await box.destroy()
+        if ran.result.text.strip() != "found":
+            raise IsolationUnavailable(
+                f"microvm boxes with cuda = {name!r} cannot be had: {name} finds no device in one: "
+                f"{ran.result.text.strip()[-300:] or 'it ended without a word'}; {cuda.REMEDY}"
+            )
+        self._found.add(origin)
+
+    async def _off_origin(self, origin: str, name: str, *, leaf: bool = False) -> None:
+        try:
+            await self.machines.branch(self.name_of(origin), name, frozen=True, leaf=leaf)
         except EngineError:
             # It may be the origin that is no more: the next box has a new one.
-            for size, task in list(self._origins.items()):
+            for kind, task in list(self._origins.items()):
                 if _done(task) == origin:
-                    del self._origins[size]
+                    del self._origins[kind]
                     self._spent.append(origin)
             raise
 
@@ -152,7 +189,7 @@ class SmolBackend:
     ) -> SmolBox:
         """Make a machine from a checkpoint of one; see ``base.Backend``."""
         self.check(policy)
-        self.check_here("restoring")
+        self.check_kept("restoring", policy)
         if checkpoint.kind is not StateKind.MEMORY:
             raise not_offered(f"restoring checkpoints of {checkpoint.kind}", "microvm")
         pinned = guests.pinned(self.host, Isolation.MICROVM, baseline)
@@ -199,22 +236,20 @@ class SmolBackend:
         box = self.boxes[box_id] = SmolBox(self, box_id, baseline, policy, link, removal)
         return box
 
-    async def origin_of(self, limits: Limits) -> str:
-        """Return what boxes of this size are branched off, booted where it is not yet."""
-        needed = (limits.memory_bytes + limits.disk_bytes) // MEBIBYTE + _GUEST_MEBIBYTES
-        size = -(-needed // _SIZE_STEP_MEBIBYTES) * _SIZE_STEP_MEBIBYTES
+    async def origin_of(self, kind: "_Kind") -> str:
+        """Return what boxes of this kind are branched off, booted where it is not yet."""
         if self.machines.lost:  # what was booted ended with its engine; what is booting notices
-            self._origins = {s: t for s, t in self._origins.items() if not t.done()}
-        task = self._origins.get(size)
+            self._origins = {k: t for k, t in self._origins.items() if not t.done()}
+        task = self._origins.get(kind)
         if task is None or (task.done() and (task.cancelled() or task.exception())):
-            task = self._origins[size] = asyncio.ensure_future(self._booted(size))
+            task = self._origins[kind] = asyncio.ensure_future(self._booted(kind))
             task.add_done_callback(lambda t: t.cancelled() or t.exception())
         try:
             return await asyncio.shield(task)
         except (EngineError, OSError) as error:
             raise BoxFailed(f"a machine could not be booted ({error}); nothing was made") from error
 
-    async def _booted(self, size: int) -> str:
+    async def _booted(self, kind: "_Kind") -> str:
         archive = await asyncio.to_thread(
             tree.prepare, self.host.runtime.python.parent, self.host.runtime
         )
@@ -222,11 +257,13 @@ class SmolBackend:
         labels = {BOX_LABEL: origin, INCARNATION_LABEL: self.host.ledger.incarnation}
         self.host.ledger.write(self.host.record(origin, self.rung))
         try:
-            await self.machines.boot(self.name_of(origin), labels, size, archive)
+            await self.machines.boot(
+                self.name_of(origin), labels, kind.megabytes, archive, cuda=bool(kind.cuda)
+            )
         except BaseException:
-            with contextlib.suppress(EngineError):
-                await self.machines.delete(self.name_of(origin))
-            self.host.ledger.strike(origin)
+            with contextlib.suppress(BoxFailed):  # the record stays, and the next sweep tries again
+                await self._deleted(origin)
+                self.host.ledger.strike(origin)
             raise
         return origin
 
@@ -238,22 +275,25 @@ class SmolBackend:
         async def remove() -> None:
             if link is not None:
                 link.close()
-            name = self.name_of(box_id)
-            try:
-                gone = await self.machines.delete(name)
-            except EngineError as error:  # the engine was ended, and every machine with it
-                if self.host.cloud is not None:
-                    raise BoxFailed(
-                        f"the machine {name} of box {box_id} could not be deleted at "
-                        f"{self.host.cloud.url} ({error}); the next sweep tries it again"
-                    ) from error
-                gone = [name]
+            gone = await self._deleted(box_id)
             # One that is kept stays written down: else another worker's sweep would delete it.
             for record in [self._records.pop(one) for one in gone if one in self._records]:
                 await self.host.remove(record)
             self.boxes.pop(box_id, None)
 
         await to_its_end(remove())
+
+    async def _deleted(self, box_id: str) -> list[str]:
+        name = self.name_of(box_id)
+        try:
+            return await self.machines.delete(name)
+        except EngineError as error:
+            if self.host.cloud is None:
+                return [name]  # the engine was ended, and every machine with it
+            raise BoxFailed(
+                f"the machine {name} of {box_id} could not be deleted at {self.host.cloud.url} "
+                f"({error}); the next sweep of this state directory tries it again"
+            ) from error
 
     async def judge(
         self,
@@ -304,7 +344,7 @@ class SmolBackend:
         Raises:
             BoxFailed: some could not be removed; the others were.
         """
-        ends = await asyncio.gather(
+        ends: list[object] = await asyncio.gather(
             *(box.destroy() for box in list(self.boxes.values())), return_exceptions=True
         )
         tasks, self._origins = list(self._origins.values()), {}
@@ -312,15 +352,31 @@ class SmolBackend:
             task.cancel()
         for origin in [*self._spent, *await asyncio.gather(*tasks, return_exceptions=True)]:
             if isinstance(origin, str):
-                with contextlib.suppress(EngineError):
-                    await self.machines.delete(self.name_of(origin))
-                self.host.ledger.strike(origin)
+                try:
+                    await self._deleted(origin)
+                    self.host.ledger.strike(origin)
+                except BoxFailed as error:
+                    ends.append(error)
         await self.machines.close()
         while self._records:  # of machines that were kept when their engine ended
             await self.host.remove(self._records.popitem()[1])
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
+
+
+class _Kind(NamedTuple):
+    """What boxes have in common that are branched off one machine."""
+
+    megabytes: int
+    cuda: str = ""
+
+
+def _kind(policy: ExecutionPolicy) -> _Kind:
+    limits = policy.limits
+    needed = (limits.memory_bytes + limits.disk_bytes) // MEBIBYTE + _GUEST_MEBIBYTES
+    size = -(-needed // _SIZE_STEP_MEBIBYTES) * _SIZE_STEP_MEBIBYTES
+    return _Kind(size, policy.cuda or "")
 
 
 def _done(task: "asyncio.Task[str]") -> str | None:

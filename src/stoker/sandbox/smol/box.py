@@ -52,7 +52,7 @@ class SmolBox(GuestBox):
     async def branch(self, count: int) -> tuple[Branch, ...]:
         """Make ``count`` machines that go on from this one's memory and disk."""
         self._check()
-        self._backend.check_here("branches")
+        self._backend.check_kept("branches", self.policy)
         # Two states of memory are never equal, so there is no content to name: the name is made up.
         digest = content_digest(fresh_id("state_").encode())
         made: list[Branch] = []
@@ -73,7 +73,7 @@ class SmolBox(GuestBox):
     async def checkpoint(self, directory: Path) -> Checkpoint:
         """Write memory and disk as one file named by its content; the machine pauses for it."""
         self._check()
-        self._backend.check_here("checkpoints")
+        self._backend.check_kept("checkpoints", self.policy)
         fresh = directory / f".{fresh_id('new_')}.smolcheckpoint"
         try:
             async with self.link.quiet():

@@ -84,29 +84,34 @@ class Engine:
         available, code, reason = smol.local_availability()
         return [] if available else [str(code), str(reason)]
 
-    def _do_create(self, *, name: str, labels: dict[str, str], memory_mb: int, ready_seconds: float,
-                   archive: str, place: str, script: str, image: str | None) -> None:  # fmt: skip
+    def _do_create(self, *, name: str, labels: dict[str, str], memory_mb: int, cuda: bool,
+                   image: str | None, ready_seconds: float,
+                   begin: dict[str, str]) -> None:  # fmt: skip
         config = smol.MachineConfig(
             name=name,
             image=image,
             labels=labels,
             resources=smol.ResourceSpec(
-                cpus=1, memory_mb=memory_mb, network=False, disk_durability="deferred"
+                cpus=1,
+                memory_mb=memory_mb,
+                network=False,
+                disk_durability="deferred",
+                cuda=cuda or None,
             ),
             branchable=True,
             ready_timeout_seconds=ready_seconds,
         )
         self._machines[name] = smol.Machine.create(config, self._target)
         if image is not None:  # else there is the machine's own disk
-            self._exec(name, ["/bin/mkdir", "-p", str(Path(place).parent)])
-        self._machine(name).write_file(place, Path(archive).read_bytes())
-        said = self._exec(name, ["/bin/sh", "-c", script], timeout=ready_seconds)
+            self._exec(name, ["/bin/mkdir", "-p", str(Path(begin["place"]).parent)])
+        self._machine(name).write_file(begin["place"], Path(begin["archive"]).read_bytes())
+        said = self._exec(name, ["/bin/sh", "-c", begin["script"]], timeout=ready_seconds)
         if said.exit_code:
             raise RuntimeError(f"its runner was not started: {said.output[-500:]}")
 
-    def _do_branch(self, *, source: str, name: str, frozen: bool) -> None:
+    def _do_branch(self, *, source: str, name: str, frozen: bool, leaf: bool) -> None:
         self._machines[name] = self._machine(source).branch(
-            name, branchable=True, freeze_source=frozen
+            name, branchable=not leaf, freeze_source=frozen
         )
 
     def _do_attach(self, *, name: str, pipe: str, descriptor: int) -> None:

@@ -61,9 +61,15 @@ class Machines:
         return self._engine
 
     async def boot(
-        self, name: str, labels: Mapping[str, str], memory_mb: int, archive: Path
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        memory_mb: int,
+        archive: Path,
+        *,
+        cuda: bool = False,
     ) -> None:
-        """Make a machine with a runner that waits to be adopted."""
+        """Make a machine whose runner waits to be adopted; ``cuda``: with the host's device."""
         await self.engine.call(
             "create",
             seconds=2 * _BOOT_SECONDS,
@@ -71,18 +77,22 @@ class Machines:
             name=name,
             labels=dict(labels),
             memory_mb=memory_mb,
-            archive=str(archive),
-            place=ARCHIVE,
-            script=START,
+            begin={"archive": str(archive), "place": ARCHIVE, "script": START},
             image=self._cloud.image if self._cloud is not None else None,
+            cuda=cuda,
         )
 
-    async def branch(self, source: str, name: str, *, frozen: bool = False) -> None:
-        """Make a machine that goes on from where ``source`` is; ``frozen``: it stays there."""
+    async def branch(
+        self, source: str, name: str, *, frozen: bool = False, leaf: bool = False
+    ) -> None:
+        """Make a machine that goes on from where ``source`` is; ``frozen``: that one stays there.
+
+        ``leaf``: it can have no branches, as the SDK wants it of machines with a device.
+        """
         engine = self.engine
         self._off[name] = source  # until it is deleted: a call that failed may have made it
         await engine.call(
-            "branch", seconds=_BRANCH_SECONDS, source=source, name=name, frozen=frozen
+            "branch", seconds=_BRANCH_SECONDS, source=source, name=name, frozen=frozen, leaf=leaf
         )
 
     async def checkpoint(self, name: str, file: Path) -> None:
