@@ -20,8 +20,6 @@ import stoker
 from stoker.sandbox.smol.target import CloudTarget
 
 _END_SECONDS = 10.0
-_START_SECONDS = "300"
-"""The SDK's own patience with a machine that starts; ours with the call is what counts."""
 _KEPT_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONDONTWRITEBYTECODE")
 """Of the worker's environment; no other reaches the engine: ``SMOL_CLOUD_TOKEN`` would choose where
 machines are made."""
@@ -64,7 +62,6 @@ class Engine:
                 env={
                     "HOME": str(home),
                     "PATH": os.defpath,
-                    "SMOLVM_START_TIMEOUT_SECS": _START_SECONDS,
                     "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
                     **{n: os.environ[n] for n in _KEPT_VARIABLES if n in os.environ},
                 },

@@ -4,6 +4,7 @@ Nothing but the settings chooses it: no variable of the environment, no login of
 The key is named by the file it lies in, and read by the process that sends it.
 """
 
+import contextlib
 from pathlib import Path
 
 import msgspec
@@ -34,9 +35,6 @@ class CloudTarget(msgspec.Struct, frozen=True, kw_only=True):
 def place_of(state_directory: Path) -> str:
     """Return what tells machines of this state directory from all others in the account."""
     path = state_directory / "cloud-place"
-    try:
-        with path.open("x") as file:
-            file.write(fresh_id("p"))
-    except FileExistsError:
-        pass
-    return path.read_text()
+    with contextlib.suppress(FileExistsError):
+        path.symlink_to(fresh_id("p"))  # a link has its words from the first, whoever is killed
+    return str(path.readlink())
