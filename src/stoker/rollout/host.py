@@ -239,6 +239,11 @@ class Host:
             with self._stepping(rollout_id, trampoline.program.file):
                 trampoline.close()
 
+    def close(self) -> None:
+        """Throw every rollout away, guarded: nothing of a program runs by accident later."""
+        for rollout_id in list(self._rollouts):
+            self._evict(rollout_id)
+
     @contextlib.contextmanager
     def _stepping(
         self, rollout_id: RolloutId, file: str, seconds: float | None = None

@@ -1,5 +1,8 @@
-"""The lane's simulator: production lane, working set and admission on a virtual clock, seeded.
+"""Two simulators on a virtual clock, seeded, of production code.
 
-``trace`` makes the work, ``device_model`` spends its time, ``world`` runs it. See design 0012 for
-what is production code here and what is not.
+``run.simulate_run`` runs a whole run: coordinator, lane, ledger, workers and program hosts, with
+``links`` between them, a ``crew`` of workers and ``whereabouts`` as the witness of true causes.
+``world.simulate`` runs the lane and admission alone, which is enough for policies and twenty times
+quicker: ``trace`` makes its work, ``device_model`` spends its time, ``policies`` are its peers.
+Design 0012 says what is production code in each and what is not.
 """
