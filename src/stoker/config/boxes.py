@@ -34,10 +34,17 @@ class BaselineSettings(Section):
     """Absolute path of a directory of such roots. A program then asks for ``NAME/ONE``, and gets
     the root called ``ONE`` or ``ONE.tar`` there: an image for each task."""
 
+    packages: Annotated[str, Field(pattern=r"^(/.*)?$")] = ""
+    """Absolute path on each worker's host of a directory of Python packages (what
+    ``pip install --target`` makes) or a virtual environment: its content, copied once, is the
+    site-packages of the boxes, read-only. Empty: they have the standard library."""
+
     @model_validator(mode="after")
     def _one_kind_of_root(self) -> Self:
         if self.root and self.roots:
             raise ValueError("root and roots are both given: name one root, or a directory of them")
+        if self.packages and (self.root or self.roots):
+            raise ValueError("packages are for the host's interpreter; a root brings its own")
         return self
 
 

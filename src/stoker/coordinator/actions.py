@@ -54,8 +54,13 @@ def baseline_of(name: str, settings: BaselineSettings) -> Baseline:
         build = BaselineBuild(
             files=settings.files, setup=settings.setup, timeout_seconds=settings.setup_timeout
         )
-    root = settings.root or msgspec.UNSET
-    return Baseline(name=name, environment=settings.environment, build=build, root=root)
+    return Baseline(
+        name=name,
+        environment=settings.environment,
+        build=build,
+        root=settings.root or msgspec.UNSET,
+        packages=settings.packages or msgspec.UNSET,
+    )
 
 
 def environment_path(call: Call) -> CallPath | None:

@@ -186,3 +186,6 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     root: str | msgspec.UnsetType = msgspec.UNSET
     """Absolute path on the worker's host of an unpacked root file system or a saved container
     image; unset: the host's interpreter and system directories."""
+    packages: str | msgspec.UnsetType = msgspec.UNSET
+    """Absolute path on the worker's host of a directory of Python packages, or of a virtual
+    environment: the site-packages of its boxes, read-only; unset: they have none."""

@@ -21,11 +21,12 @@ from stoker.errors import ConfigInvalid, IsolationUnavailable
 from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.model.value import canonical_digest
+from stoker.sandbox import runtime
 from stoker.sandbox.base import not_offered
 from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.branching import Beginning, bounds_of
 from stoker.sandbox.removal import remove_tree
-from stoker.sandbox.roots import BYTES_MAX, Root, Roots, through_link
+from stoker.sandbox.roots import BYTES_MAX, TREE, Root, Roots, through_link
 from stoker.sandbox.states import Bounds, Unkept, pack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 BUILT = declare("box.state.built", "a baseline is built and its recipe names what has no place yet")
 
 _OUTPUT_SHOWN = 300
+_PACKAGES = "a directory of Python packages (pip install --target), or a virtual environment"
 _SOURCE = Bounds(bytes_max=1 << 34, entries_max=1_000_000)
 """What is read of a directory at most; the policy of the box bounds it further."""
 
@@ -48,10 +50,26 @@ class Baselines:
         self.bytes_max = BYTES_MAX
         """What all of it may take; what living boxes are made of stays, whatever it takes."""
         self.roots = Roots(roots or directory / "roots")
-        self.roots.after_making = self.trim
+        # Directories of packages lie among them, made, held and removed alike.
+        self.packages = Roots(self.roots.directory, forms=_PACKAGES)
+        for made in (self.roots, self.packages):
+            made.after_making = self.trim
         self._sources: dict[str, str] = {}
         """Directory → digest of what lies in it."""
         self._building = asyncio.Lock()
+
+    def allow(self, bytes_max: int) -> None:
+        """Let all of it, and any one root, take so much."""
+        self.bytes_max = self.roots.bytes_max = self.packages.bytes_max = bytes_max
+
+    def release(self, box_id: str) -> None:
+        """Let go of what a box is made of; safe to repeat."""
+        self.roots.release(box_id)
+        self.packages.release(box_id)
+
+    async def close(self) -> None:
+        """Stop what is being made and let go of everything."""
+        await asyncio.gather(self.roots.close(), self.packages.close())
 
     def trim(self) -> None:
         """Remove what was used least recently, if there is too much. Blocks.
@@ -82,13 +100,14 @@ class Baselines:
     async def pinned(
         self, backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy
     ) -> Baseline:
-        """Return ``baseline`` with its digest on this host; its root is held for the box.
+        """Return ``baseline`` with its digest on this host; what it is made of is held for the box.
 
         Raises:
-            BranchUnavailable: boxes of ``backend`` have no root file system of their own.
+            BranchUnavailable: boxes of ``backend`` have no root or packages of their own.
             IsolationUnavailable: it is pinned to another digest, has no way out to a network,
-                or a link of its root lies where the policy mounts something.
-            ConfigInvalid: its files cannot be read.
+                a link of its root lies where the policy mounts something, or this host's
+                interpreter takes no packages.
+            ConfigInvalid: its files or packages cannot be read.
         """
         root = ""
         if baseline.root is not msgspec.UNSET:
@@ -109,13 +128,38 @@ class Baselines:
                         f"baseline {baseline.name!r} has a link on the way to {mount.target}; "
                         "mount it at another place"
                     )
-        digest = backend.host.baseline_digest(baseline, await self.key(baseline), root)
+        packages = await self._packages(backend, box_id, baseline)
+        build = await self.key(baseline)
+        digest = backend.host.baseline_digest(baseline, build=build, root=root, packages=packages)
         if baseline.digest and baseline.digest != digest:
             raise IsolationUnavailable(
                 f"baseline {baseline.name!r} was pinned as {baseline.digest}, this host has "
                 f"{digest}; use the interpreter or the image the run was made with"
             )
         return msgspec.structs.replace(baseline, digest=digest)
+
+    async def _packages(self, backend: "LocalBackend", box_id: str, baseline: Baseline) -> str:
+        """Return the digest of its packages, held for the box from now on; empty: it has none."""
+        if baseline.packages is msgspec.UNSET:
+            return ""
+        if not backend.rooted:
+            raise not_offered("baselines with packages", backend.parts.rung)
+        if baseline.root is not msgspec.UNSET:
+            raise ConfigInvalid(
+                f"baseline {baseline.name!r} has packages and a root of its own; packages are for "
+                "the host's interpreter: leave one of the two out"
+            )
+        if not runtime.inside_packages():
+            raise IsolationUnavailable(
+                f"baseline {baseline.name!r} has packages, and this worker runs in the system's "
+                "interpreter, which looks for them among the system's own; run it in another "
+                "(pyenv, uv python install)"
+            )
+        held = await self.packages.hold(box_id, runtime.packages_directory(baseline.packages))
+        if not held.digest.startswith(TREE):
+            self.packages.release(box_id)
+            raise ConfigInvalid(f"{baseline.packages} is a saved image; name {_PACKAGES}")
+        return held.digest
 
     async def built(
         self, backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy
@@ -128,17 +172,18 @@ class Baselines:
         """
         build = baseline.build if baseline.build is not msgspec.UNSET else BaselineBuild()
         if baseline.root is msgspec.UNSET or not backend.rooted:
-            return await self._built(backend, baseline, build, policy, None)
+            return await self._built(backend, box_id, baseline, build, policy, None)
         # Held while its working directory is read; by the box of this id from then on.
         root = await self.roots.hold(box_id, baseline.root)
         try:
-            return await self._built(backend, baseline, build, policy, root)
+            return await self._built(backend, box_id, baseline, build, policy, root)
         finally:
             self.roots.release(box_id)
 
     async def _built(
         self,
         backend: "LocalBackend",
+        box_id: str,
         baseline: Baseline,
         build: BaselineBuild,
         policy: ExecutionPolicy,
@@ -152,6 +197,9 @@ class Baselines:
             return None
         parts = [source, build.setup, baseline.environment, policy.network, backend.parts.rung]
         key = root.digest if root is not None else backend.host.runtime.key
+        if packages := await self._packages(backend, box_id, baseline):
+            parts.append(packages)
+            self.packages.release(box_id)  # the box that is made next holds them again
         recipe = self._directory / f"recipe-{canonical_digest([*parts, key])}"
         made = msgspec.structs.replace(baseline, build=build)
         async with self._building:
@@ -173,7 +221,9 @@ class Baselines:
             bounds = bounds_of(policy.limits)
             digest, content = await asyncio.to_thread(_packed, build.files, bounds, keep=True)
             begins = Beginning(BytesIO(content), digest, 0)
-        plain = Baseline(environment=baseline.environment, root=baseline.root)
+        plain = msgspec.structs.replace(
+            baseline, name=Baseline().name, build=msgspec.UNSET, digest=""
+        )
         # What it may reach stays; what it could leave somewhere else does not.
         alone = msgspec.structs.replace(policy, mounts=())
         box = await backend.make(fresh_id("box_"), plain, alone, begins=begins)

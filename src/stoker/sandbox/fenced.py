@@ -78,7 +78,8 @@ class FencedBackend(LocalBackend):
             return None, []
         files = self.host.runtime
         # All roots as one: what stays in sight names a namespace, and those are kept.
-        roots = [self.host.baselines.roots.directory] if self.root(box) else []
+        kept = self.root(box) or self.packages(box)
+        roots = [self.host.baselines.roots.directory] if kept else []
         seen = [str(p) for p in (files.python, files.scripts, files.etc, *roots)]
         mounts = [kernel.detached_mount(mount) for mount in box.record.mounts]
         targets = [str(places.ROOT / name) for name in FOLDERS]
@@ -88,12 +89,19 @@ class FencedBackend(LocalBackend):
         """Return the root file system of a box; ``None``: the host's files."""
         return self.host.baselines.roots.of(box.box_id)
 
+    def packages(self, box: LocalBox) -> Root | None:
+        """Return the packages of a box; ``None``: it has the standard library alone."""
+        return self.host.baselines.packages.of(box.box_id)
+
     def view(self, box: LocalBox) -> View:
         """Return what a box sees of files that are not its own."""
         files, root = self.host.runtime, self.root(box)
         if root is not None:
             return root_view(files, root)
-        return host_view(python=files.python, scripts=files.scripts, etc=files.etc)
+        packages = held.tree if (held := self.packages(box)) else ""
+        return host_view(
+            python=files.python, scripts=files.scripts, etc=files.etc, packages=packages
+        )
 
     def folders(self, box: LocalBox) -> Path:
         """Return under which path an action finds the box's writable places when it starts."""

@@ -87,7 +87,7 @@ class SandboxHost:
         host = cls(state_directory, uid_base, uid_count, files, egress_told)
         host.cloud = cloud
         if baselines_max is not None:
-            host.baselines.bytes_max = host.baselines.roots.bytes_max = baselines_max
+            host.baselines.allow(baselines_max)
         try:
             yield host
         finally:
@@ -102,7 +102,7 @@ class SandboxHost:
     async def close(self) -> None:
         """End the maker, remove forgotten boxes, give uids back, let the incarnation end."""
         await self.egress.close()
-        await self.baselines.roots.close()
+        await self.baselines.close()
         for maker in self._makers:
             await maker.close()
         forgotten = [r for r in self.ledger.records() if r.incarnation == self.ledger.incarnation]
@@ -128,9 +128,13 @@ class SandboxHost:
             return ROOT_WORK / f"{self.mark}.{box_id}"
         return self.state_directory / "work" / box_id
 
-    def baseline_digest(self, baseline: Baseline, build: str = "", root: str = "") -> str:
-        """Return the digest of ``baseline`` as it is on this host, of its recipe and its root."""
-        return runtime.baseline_digest(baseline, self.runtime, build, root)
+    def baseline_digest(
+        self, baseline: Baseline, *, build: str = "", root: str = "", packages: str = ""
+    ) -> str:
+        """Return the digest of ``baseline`` as it is on this host, and of what it is made of."""
+        return runtime.baseline_digest(
+            baseline, self.runtime, build=build, root=root, packages=packages
+        )
 
     def record(self, box_id: str, kind: str) -> BoxRecord:
         """Return the beginning of a record.
@@ -169,7 +173,7 @@ class SandboxHost:
             if self.uids is not None:
                 self.uids.release(uid)
         self.ledger.strike(record.box_id)
-        self.baselines.roots.release(record.box_id)
+        self.baselines.release(record.box_id)
         self.alive.discard(record.box_id)
 
     async def sweep(self) -> int:

@@ -41,7 +41,8 @@ class NamespaceBackend(FencedBackend):
         self._offer: BoxOffer | None = None
         inits = (host.runtime.scripts / reporter.INIT).exists()
         self._not_preloaded: set[tuple[str, ...]] = set()
-        """What no server came up with; later ones do without."""
+        """Modules, after the packages they are from, that no server came up with; later ones do
+        without."""
         self._said: set[str] = set()
         self._warms = inits and self.parts.leased_uid and self.parts.group
 
@@ -138,11 +139,13 @@ class NamespaceBackend(FencedBackend):
             await box.server.close()
             box.server = None
         preload = box.policy.preload or ()
-        if box.server is None and preload and preload not in self._not_preloaded:
+        packages = self.packages(box)
+        of = (packages.digest if packages else "", *preload)
+        if box.server is None and preload and of not in self._not_preloaded:
             try:
                 box.server = await WarmServer.start(self.host.maker(), self._plan(box, preload))
             except BoxFailed as error:
-                self._not_preloaded.add(preload)
+                self._not_preloaded.add(of)
                 self._warn(f"boxes are warm without preload {', '.join(preload)}: {error}")
             else:
                 for why in box.server.without:

@@ -46,6 +46,9 @@ ABOUT = "about.json"
 DRAFT = ".part"
 
 Tell = Callable[[str], None]
+TREE = "tree:"
+"""Begins the digest of what was made from a directory."""
+ROOT_FORMS = "an unpacked root file system, an OCI layout or what docker save wrote"
 
 
 class Root(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +81,11 @@ class _Source(NamedTuple):
 class Roots:
     """Makes and finds roots on this machine."""
 
-    def __init__(self, directory: Path, tell: Tell | None = None) -> None:
+    def __init__(
+        self, directory: Path, tell: Tell | None = None, *, forms: str = ROOT_FORMS
+    ) -> None:
         self.directory = directory
+        self._forms = forms
         self.bytes_max = BYTES_MAX
         self.after_making: Callable[[], object] = lambda: None
         """Called when a root was made and before anybody can remove it; in a thread."""
@@ -143,7 +149,13 @@ class Roots:
                 self._sources[key] = await asyncio.to_thread(_looked_at, path)
             return self._sources[key]
         except (OSError, Unusable, Unkept) as error:
-            raise _unusable(path, error) from error
+            raise self._unusable(path, error) from error
+
+    def _unusable(self, path: Path, error: Exception) -> ConfigInvalid:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        return ConfigInvalid(
+            f"no baseline can be made from {path}: {why}; nothing was made; name {self._forms}"
+        )
 
     def _found(self, source: _Source) -> tuple[Root, int] | None:
         """Return a root that is there, and the lock that keeps it."""
@@ -185,7 +197,7 @@ class Roots:
                 f"{source.path} was being unpacked when this worker ended; nothing of it is left"
             ) from error
         except (Unusable, Unkept) as error:
-            raise _unusable(source.path, error) from error
+            raise self._unusable(source.path, error) from error
         except OSError as error:
             raise BoxFailed(
                 f"{source.path} could not be unpacked in {self.directory} ({error.strerror}); "
@@ -228,14 +240,6 @@ def _shared(lock: int) -> bool:
     return _taken(lock, fcntl.LOCK_SH)
 
 
-def _unusable(path: Path, error: Exception) -> ConfigInvalid:
-    why = error.strerror if isinstance(error, OSError) else str(error)
-    return ConfigInvalid(
-        f"no baseline can be made from {path}: {why}; nothing was made; name an unpacked root file "
-        "system, an OCI layout or what docker save wrote"
-    )
-
-
 def _status(path: Path) -> tuple[Path, os.stat_result]:
     """Return what is there by this name, or by the one that an archive of it has."""
     if not path.is_absolute():
@@ -254,7 +258,7 @@ def _looked_at(path: Path) -> _Source:
         with saved_images.opened(path) as parts:
             image = saved_images.described(parts, platform.machine())
         return _Source(path, image.digest, image)
-    return _Source(path, f"tree:{_packed(path, _Nowhere())}", None)
+    return _Source(path, TREE + _packed(path, _Nowhere()), None)
 
 
 class _Nowhere:
@@ -325,7 +329,7 @@ def _copied(source: _Source, tree: Path, bounds: Bounds) -> int:
     """Copy a directory as a state is copied: no owner, device, socket or setuid bit comes along."""
     with tempfile.TemporaryFile(dir=tree.parent) as stream:
         digest = _packed(source.path, stream)
-        if f"tree:{digest}" != source.digest:
+        if TREE + digest != source.digest:
             raise Unusable("it changed since it was first looked at; ask again")
         size = stream.tell()
         stream.seek(0)

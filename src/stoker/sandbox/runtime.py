@@ -29,6 +29,9 @@ INSIDE = "/opt/python"
 """Where boxes see the interpreter."""
 INSIDE_SCRIPTS = "/opt/stoker"
 """Where boxes see our scripts."""
+_VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
+_SITE_PACKAGES = f"lib/{_VERSION}/site-packages"
+"""Empty in the copied interpreter: where the packages of a baseline are mounted."""
 _SYSTEM_PREFIX = "/usr"
 _ELF = b"\x7fELF"
 _LEFT_OUT = {
@@ -101,11 +104,30 @@ def prepare(directory: Path | None = None) -> RuntimeFiles:
     )
 
 
+def inside_packages() -> str:
+    """Return where boxes see the packages of a baseline; empty: nowhere on this host.
+
+    The system's interpreter looks among the system's directories, which boxes see as they are.
+    """
+    return "" if sys.base_prefix == _SYSTEM_PREFIX else f"{INSIDE}/{_SITE_PACKAGES}"
+
+
+def packages_directory(path: str) -> str:
+    """Return where the packages of a virtual environment lie; another directory is one itself."""
+    return f"{path}/{_SITE_PACKAGES}" if Path(path, "pyvenv.cfg").exists() else path
+
+
 def baseline_digest(
-    baseline: Baseline, files: RuntimeFiles | None = None, build: str = "", root: str = ""
+    baseline: Baseline,
+    files: RuntimeFiles | None = None,
+    *,
+    build: str = "",
+    root: str = "",
+    packages: str = "",
 ) -> str:
     """Return the digest over what a baseline is made of on this host, or of a ``root`` anywhere."""
     key = root or (files.key if files else canonical_digest([_python_key(), sys.version]))
+    key = canonical_digest([key, packages]) if packages else key
     parts = [baseline.name, baseline.environment, key]
     return canonical_digest([*parts, build] if build else parts)
 
@@ -248,16 +270,16 @@ def _python(directory: Path) -> Path:
     if target.exists():
         return target
     prefix = Path(sys.base_prefix)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     with complete(target) as partial:
         (partial / "bin").mkdir(mode=0o755)
         if str(prefix) == _SYSTEM_PREFIX:
             # Boxes see /usr as it is; only the short names are ours.
-            (partial / "bin" / version).symlink_to(prefix / "bin" / version)
+            (partial / "bin" / _VERSION).symlink_to(prefix / "bin" / _VERSION)
         else:
-            copy_interpreter(prefix, partial, version)
+            copy_interpreter(prefix, partial, _VERSION)
+            (partial / _SITE_PACKAGES).mkdir()
         for name in ("python", "python3"):
-            (partial / "bin" / name).symlink_to(version)
+            (partial / "bin" / name).symlink_to(_VERSION)
     return target
 
 
@@ -289,13 +311,12 @@ def _relocated(program: bytes, prefix: Path) -> bytes:
 
 def _python_key() -> str:
     prefix = Path(sys.base_prefix)
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    files = [prefix / "bin" / version, *sorted(prefix.glob("lib/libpython*.so.*"))]
+    files = [prefix / "bin" / _VERSION, *sorted(prefix.glob("lib/libpython*.so.*"))]
     digest = blake2b(digest_size=8)
-    digest.update(f"{sys.version} {prefix == Path(_SYSTEM_PREFIX)}".encode())
+    digest.update(f"{sys.version} {prefix == Path(_SYSTEM_PREFIX)} {_SITE_PACKAGES}".encode())
     digest.update(_content_key([f for f in files if f.is_file()]).encode())
     # Plain files only: directories change size when byte code is cached.
-    entries = os.scandir(prefix / "lib" / version)
+    entries = os.scandir(prefix / "lib" / _VERSION)
     names = (f"{e.name} {e.stat().st_size}" for e in entries if e.is_file())
     digest.update("\n".join(sorted(names)).encode())
     return digest.hexdigest()

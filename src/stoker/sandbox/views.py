@@ -1,8 +1,9 @@
 """What a box sees of files that are not its own: the host's system directories, or a root's.
 
-The host's: ``/usr`` and what leads into it, our ``/etc``, the interpreter. A root's: everything at
-its top but what every box has of its own (``/proc``, ``/dev``, ``/sys``, ``/tmp``, the workspace);
-where its image names a working directory, the workspace is seen there too. Our scripts are in both.
+The host's: ``/usr`` and what leads into it, our ``/etc``, the interpreter with a baseline's
+packages. A root's: everything at its top but what every box has of its own (``/proc``, ``/dev``,
+``/sys``, ``/tmp``, the workspace); where its image names a working directory, the workspace is seen
+there too. Our scripts are in both.
 All of it read-only.
 """
 
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 from stoker.errors import ToolRefused
 from stoker.sandbox.roots import OWN, WORKSPACE, Root, plain
-from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS, RuntimeFiles
+from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS, RuntimeFiles, inside_packages
 
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _ROOT_SCRIPTS = "/.stoker"
@@ -37,14 +38,15 @@ class View(NamedTuple):
 
 
 @cache
-def host_view(*, python: Path, scripts: Path, etc: Path) -> View:
-    """Return the view of the host's files."""
+def host_view(*, python: Path, scripts: Path, etc: Path, packages: str = "") -> View:
+    """Return the view of the host's files, and of ``packages`` where the interpreter looks."""
     links = [
         (f"/{name}", os.readlink(f"/{name}"))  # noqa: PTH115 - plain strings
         for name in SYSTEM
         if Path(f"/{name}").is_symlink()
     ]
     own = [(str(etc), "/etc"), (str(python), INSIDE), (str(scripts), INSIDE_SCRIPTS)]
+    own += [(packages, inside_packages())] if packages else []
     shown = [(path, path) for path in system_directories()]
     return View(links, [*shown, *own], INSIDE_SCRIPTS, "/usr/bin/env")
 

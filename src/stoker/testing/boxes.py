@@ -270,6 +270,8 @@ class MemoryBackend:
             raise not_offered("baselines with files or setup", "memory")
         if baseline.root is not msgspec.UNSET:
             raise not_offered("baselines with a root of their own", "memory")
+        if baseline.packages is not msgspec.UNSET:
+            raise not_offered("baselines with packages", "memory")
         if policy.trust is not Trust.TRUSTED:
             raise IsolationUnavailable(
                 "memory boxes isolate nothing and are for trusted work only; not made"

@@ -49,6 +49,8 @@ def pinned(host: SandboxHost, isolation: Isolation, baseline: Baseline) -> Basel
         raise not_offered("baselines with files or setup", isolation.value)
     if baseline.root is not msgspec.UNSET:  # a guest has its own
         raise not_offered("baselines with a root of their own", isolation.value)
+    if baseline.packages is not msgspec.UNSET:
+        raise not_offered("baselines with packages", isolation.value)
     digest = host.baseline_digest(baseline)
     if baseline.digest and baseline.digest != digest:
         raise IsolationUnavailable(
