@@ -15,11 +15,13 @@ import pytest
 
 import stoker
 from stoker.config.tree import AdmissionSettings, Settings
+from stoker.coordinator.sampling import AdmissionFeed
 from stoker.coordinator.unused import ADMISSION, NO_WORK, PAUSES
 from stoker.inference.profile import SimProfile
 from stoker.model.outcome import OutcomeKind
 from stoker.model.task import Task
 from stoker.model.tools import RunRequest, RunResult, Tests
+from stoker.rollout.host import Host
 from stoker.seams.clock import SystemClock
 from stoker.testing.boxes import MemoryBox, output, small_shell
 from stoker.testing.simulator.policies import Adaptive
@@ -28,6 +30,7 @@ from stoker.testing.simulator.trace import RolloutTrace, Shape, endless, lognorm
 from stoker.testing.simulator.whereabouts import HELD_FOR_KV, QUEUED, RUNNING
 from stoker.testing.simulator.world import simulate
 from stoker.testing.trace_program import trace
+from stoker.worker.hands import Hands
 
 DEVICE = SimProfile(policy="scripted:none", a=0.25, c=0.02, window=16, tokens_per_turn=1)
 SHAPE = Shape(prompt=(1, 1), turns=(6, 6), sampled=(1, 1), observed=(1, 1))
@@ -228,6 +231,20 @@ def test_an_infrastructure_fault_is_no_reward() -> None:
     run = simulate_run(trace, tasks_of(traced(3, 1.0)), settings(), outside)
     assert {outcome.kind for outcome in run.outcomes.values()} == {OutcomeKind.FAILED}
     assert {outcome.reward for outcome in run.outcomes.values()} == {None}
+
+
+@pytest.mark.parametrize(
+    ("part", "method"), [(AdmissionFeed, "sample"), (Host, "handle"), (Hands, "take")]
+)
+def test_a_part_that_breaks_ends_the_simulation_with_that_error(
+    part: type, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ArithmeticError("no such number")
+
+    monkeypatch.setattr(part, method, broken)
+    with pytest.raises(ArithmeticError, match="no such number"):
+        simulated(3)
 
 
 def test_a_run_that_does_not_end_is_stopped_where_asked() -> None:
