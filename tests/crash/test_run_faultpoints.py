@@ -92,6 +92,12 @@ ELSEWHERE = {
         for point in ("maintain.copy", "maintain.compact")
         for how in ("kill", "disk_full")
     },
+    **{
+        (f"coordinator.branch.{when}", "kill"): (
+            "test_a_program_goes_on_several_times_and_each_time_once"
+        )
+        for when in ("before", "after")
+    },
     ("root.unpacked", "kill"): "test_a_root_whose_maker_was_killed_is_made_by_the_next",
     ("checkpoint.fetched", "kill"): (
         "test_what_a_killed_worker_fetched_has_no_name_and_goes_with_the_next"

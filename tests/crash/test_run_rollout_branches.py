@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -52,16 +50,10 @@ def run_of(folder: Path, *, again: bool = True) -> AbstractContextManager[Rig]:
     )
 
 
-def stoker(one: Rig, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "stoker.cli.main", *arguments]
-    command += ["--runs", str(one.folder / "runs")]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 def branched(one: Rig, step: int, count: int, name: str = "walk") -> Any:
     run = one.run.path.name
     where = ("--at-step", str(step), "--count", str(count), "--json")
-    ended = stoker(one, "branch", run, name, *where)
+    ended = one.stoker("branch", run, name, *where)
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
 
@@ -107,23 +99,23 @@ def test_branches_share_the_past_and_nothing_after(tmp_path: Path, fault: str) -
         for name in made["rollouts"]:
             restored = [e for e in every[name].events if isinstance(e, Restored)]
             assert len(restored) == 1, "its environment was had again once"
-        replayed = stoker(one, "replay", one.run.path.name, "--every-prefix")
+        replayed = one.stoker("replay", one.run.path.name, "--every-prefix")
         assert replayed.returncode == 0, replayed.stdout
         assert one.report()["snapshot"]["rollouts_total"] == 3
-        checked = stoker(one, "ledger", "check", "--run", one.run.path.name)
+        checked = one.stoker("ledger", "check", "--run", one.run.path.name)
         assert checked.returncode == 0, checked.stdout + checked.stderr
         deeper = branched(one, 2, 1, made["rollouts"][0])
         one.start()
         one.finish()
         tree = json.loads(
-            stoker(one, "show", one.run.path.name, *deeper["rollouts"], "--tree", "--json").stdout
+            one.stoker("show", one.run.path.name, *deeper["rollouts"], "--tree", "--json").stdout
         )
         assert tree["branched"]["parent"] == made["rollouts"][0]
         assert tree["branched"]["generation"] == 2
         assert tree["branched"]["root"]["rollout_id"] == parent.rollout_id
         (environment,) = tree["environments"]
         assert environment["rebuilt"] == 1
-        assert stoker(one, "replay", one.run.path.name, "--every-prefix").returncode == 0
+        assert one.stoker("replay", one.run.path.name, "--every-prefix").returncode == 0
 
 
 def test_what_cannot_be_branched_is_refused_in_a_sentence(tmp_path: Path) -> None:
@@ -132,14 +124,14 @@ def test_what_cannot_be_branched_is_refused_in_a_sentence(tmp_path: Path) -> Non
         one.finish()
         run = one.run.path.name
         for step, says in ((3, "steps 0 to 2"), (-1, "steps 0 to 2"), (1, "cannot be had again")):
-            refused = stoker(one, "branch", run, "walk", "--at-step", str(step))
+            refused = one.stoker("branch", run, "walk", "--at-step", str(step))
             assert refused.returncode == 2, refused
             assert says in " ".join(refused.stderr.split()), refused.stderr
-        refused = stoker(one, "show", run, "--tree")
+        refused = one.stoker("show", run, "--tree")
         assert (refused.returncode, "name it after the run" in refused.stderr) == (2, True)
         (part,) = parts_of(one.run)
         with part.owned():
-            refused = stoker(one, "branch", run, "walk", "--at-step", "0")
+            refused = one.stoker("branch", run, "walk", "--at-step", "0")
             assert (refused.returncode, "owned by living" in refused.stderr) == (2, True)
         assert len(read(one.run.path).every) == 1, "nothing was done"
         assert branched(one, 0, 1)["step"] == 0
@@ -159,7 +151,7 @@ def test_a_rollout_that_was_stopped_is_branched_and_both_go_on(tmp_path: Path) -
         one.finish()
         outcomes = [record.outcome.reward for record in read(one.run.path).every]
         assert outcomes == [1.0, 1.0, 1.0]
-        assert stoker(one, "replay", one.run.path.name, "--every-prefix").returncode == 0
+        assert one.stoker("replay", one.run.path.name, "--every-prefix").returncode == 0
 
 
 @pytest.mark.slow

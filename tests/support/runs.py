@@ -210,6 +210,12 @@ class Rig:
                 start_new_session=True,
             )
 
+    def stoker(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run another command on these runs, as typed."""
+        command = [sys.executable, "-m", "stoker.cli.main", *arguments]
+        command += ["--runs", str(self.folder / "runs")]
+        return subprocess.run(command, capture_output=True, text=True, timeout=BOUND, check=False)
+
     def ended(self, process: subprocess.Popen[bytes] | None = None) -> int:
         """Wait for a coordinator (the current one) to end; return its exit status."""
         process = process or self.coordinator

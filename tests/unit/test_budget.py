@@ -15,6 +15,7 @@ from stoker.coordinator.reviving import Reviver
 from stoker.coordinator.rollouts import ActiveRollout
 from stoker.model.events import Finished
 from stoker.model.outcome import Outcome, OutcomeKind
+from stoker.seams.clock import SystemClock
 from support.flows import Told
 from support.journals import ADMITTED
 
@@ -50,10 +51,11 @@ def test_earlier_ended_and_active_rollouts_count_together_and_it_runs_out_once()
 
 def test_what_a_restart_gives_up_was_spent() -> None:
     budget, told = Budget(BudgetSettings(tokens=100)), Told()
-    plan = SimpleNamespace(group_size=1, spare=0, tasks=())
-    keeper = GroupKeeper(cast("Any", plan), cast("Any", None), None, budget)
+    plan = SimpleNamespace(run_id="run", group_size=1, spare=0, tasks=())
+    flow = SimpleNamespace(parts=SimpleNamespace(clock=SystemClock()))
+    keeper = GroupKeeper(cast("Any", plan), cast("Any", flow), None, budget)
     parts = cast("Any", SimpleNamespace(plan=plan, flow=told))
-    reviver = Reviver(parts, keeper, cast("Any", None))
+    reviver = Reviver(parts, keeper, cast("Any", None), cast("Any", None))
     reviver.known = {("t", 0)}
     given_up = ActiveRollout(admitted=ADMITTED, seq=0, tokens=100)
     reviver._restart(given_up)

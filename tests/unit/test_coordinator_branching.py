@@ -1,17 +1,27 @@
 """Where a rollout can be branched, what its branch's journal holds, and what is exported of it."""
 
+import msgspec
 import pytest
 
-from stoker.coordinator.branching import branch_of, point_at
+from stoker.coordinator.branching import Point, PointBranches, ProgramBranches, branch_id, point_at
 from stoker.coordinator.rebuild import rebuild
 from stoker.errors import BadInput
 from stoker.export.segments import model_calls
-from stoker.model.events import Branched, Delivered, Finished, Issued, JournalEvent, Verb
+from stoker.model.events import (
+    Branched,
+    Delivered,
+    Dropped,
+    Finished,
+    Issued,
+    JournalEvent,
+    Verb,
+    encode_event,
+)
 from stoker.model.generation import GenerateArguments, Generation, Sampling
 from stoker.model.ids import CallPath
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.value import Value, canonical_bytes, inline_value
-from stoker.rollout.arguments import TimerArguments
+from stoker.rollout.arguments import BranchArguments, TimerArguments
 from support.journals import ADMITTED
 
 ASKED = GenerateArguments(parent=None, suffix=(), tools=(), sampling=Sampling())
@@ -36,6 +46,16 @@ def delivered(path: str) -> Delivered:
 
 def journal(*events: JournalEvent) -> list[JournalEvent]:
     return [ADMITTED, *events]
+
+
+def branch_of(
+    events: list[JournalEvent], point: Point, number: int, at: float
+) -> list[JournalEvent]:
+    branches = PointBranches(events, point)
+    one = branches.branch(number, at)
+    made = branches.past.events(one)
+    assert branches.past.encoded(one) == tuple(map(encode_event, made))
+    return made
 
 
 SEQUENTIAL = journal(
@@ -95,3 +115,40 @@ def test_a_branch_of_a_branch_names_both_and_begins_as_the_first() -> None:
     assert names == [ADMITTED.rollout_id, parent, second.admitted.rollout_id]
     assert [became.turn for became in second.became] == [0, 1, 2]
     assert sum(isinstance(event, Branched) for event in first) == 1
+
+
+def asked_for(path: str) -> Issued:
+    record = BranchArguments(count=3)
+    value = inline_value(canonical_bytes(record))
+    return Issued(path=CallPath(path), verb=Verb.BRANCH, digest=path, arguments=value)
+
+
+def test_a_branch_of_a_program_is_of_its_group_and_begins_with_its_number() -> None:
+    events = journal(issued("0"), delivered("0"), asked_for("1"), Dropped(path=CallPath("x")))
+    branches = ProgramBranches(events, CallPath("1"))
+    assert ProgramBranches(events[:-1], CallPath("1")).branch(2, 7.0) == branches.branch(2, 7.0)
+    one = branches.branch(2, 77.0)
+    assert one.rollout_id == branch_id(ADMITTED.rollout_id, CallPath("1"), 2)
+    assert (one.admitted.group_id, one.admitted.index) == (ADMITTED.group_id, ADMITTED.index)
+    assert one.admitted.sample == ADMITTED.rollout_id
+    made = branches.past.events(one)
+    standing = rebuild(made, fetch)
+    assert standing.outstanding == {}
+    last = standing.turns[-1]
+    assert last.open
+    assert last.result is not None
+    assert (last.result.path, last.result.value) == ("1", canonical_bytes(2))
+    assert one.admitted.branched is not msgspec.UNSET
+    assert (one.admitted.branched.step, one.admitted.branched.entries) == (1, 4)
+    deeper = [*made, issued("2"), delivered("2"), asked_for("3")]
+    again = ProgramBranches(deeper, CallPath("3")).branch(1, 88.0).admitted
+    assert again.sample == ADMITTED.rollout_id
+    assert again.branched is not msgspec.UNSET
+    assert (again.branched.generation, again.branched.parent) == (2, one.rollout_id)
+    names = {
+        ADMITTED.epoch,
+        one.admitted.epoch,
+        again.epoch,
+        branches.branch(1, 0.0).admitted.epoch,
+    }
+    assert len(names) == 4

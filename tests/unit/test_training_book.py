@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from stoker.coordinator.delivery_book import DeliveryBook, read_book
@@ -16,7 +17,7 @@ from stoker.model.deliveries import (
     decode_delivery,
     encode_delivery,
 )
-from stoker.model.events import Admitted
+from stoker.model.events import Admitted, BranchedFrom, Identity
 from stoker.model.ids import GroupId, RolloutId, RunId
 from stoker.model.outcome import Outcome, OutcomeKind
 from stoker.model.task import Task
@@ -156,6 +157,60 @@ def test_a_fault_takes_nobodys_place_while_others_may_end() -> None:
     other = Groups(2, 1)
     assert not any(other.ended(admitted(i), FAILED, at=i) for i in range(2))
     assert other.ended(admitted(2), FAILED, at=2.0), "nobody is left to wait for"
+
+
+def branch(number: int, of: int, group: GroupId = A) -> Admitted:
+    parent = admitted(of, group)
+    root = Identity(rollout_id=parent.rollout_id, group_id=group, index=of, epoch="e", at=0.0)
+    branched = BranchedFrom(
+        parent=parent.rollout_id, step=1, entries=2, digest="d", generation=1, root=root,
+        sample=parent.rollout_id,
+    )  # fmt: skip
+    name = RolloutId(f"{parent.rollout_id}.{number}")
+    return msgspec.structs.replace(parent, rollout_id=name, branched=branched)
+
+
+def test_a_group_grows_by_what_its_programs_branch_off_and_waits_for_it() -> None:
+    groups = Groups(2, 0, listening=True)
+    for number in (1, 2):
+        groups.grows(branch(number, 0))
+    assert not groups.ended(admitted(0), COMPLETED, at=1.0)
+    assert not groups.ended(branch(2, 0), FAILED, at=2.0)
+    assert not groups.ended(admitted(1), COMPLETED, at=3.0)
+    assert groups.ended(branch(1, 0), COMPLETED, at=4.0)
+    assert (groups.complete, len(groups.members(A))) == ({A: 4.0}, 4)
+
+
+def test_what_a_program_branched_off_counts_as_one_in_whatever_order() -> None:
+    """0 is late by a branch, of 1 its branch alone ended by itself, 2 failed."""
+    ends = [
+        (admitted(0), COMPLETED, 1.0), (branch(1, 0), COMPLETED, 9.0), (admitted(1), FAILED, 2.0),
+        (branch(1, 1), COMPLETED, 3.0), (admitted(2), FAILED, 4.0),
+    ]  # fmt: skip
+    for order in (sorted(ends, key=lambda one: one[2]), ends[::-1]):
+        groups = Groups(2, 1, listening=True)
+        for of in (0, 1):
+            groups.grows(branch(1, of))
+        told = [groups.ended(who, outcome, at=at) for who, outcome, at in order]
+        assert told == [False] * 4 + [True], order
+        assert groups.complete == {A: 9.0}
+    again = Groups(2, 1, listening=True)
+    for who, outcome, at in ends[:-1]:
+        again.counted(who, outcome, at=at)
+        again.grows(branch(2, 2))
+    assert again.complete == {}
+    again.settle()
+    assert again.complete == {A: 9.0}
+
+
+def test_a_straggler_that_goes_on_in_a_branch_is_not_of_a_complete_group() -> None:
+    groups = Groups(1, 1, listening=True)
+    groups.grows(branch(1, 0))
+    assert not groups.ended(admitted(0), COMPLETED, at=1.0)
+    assert groups.ended(admitted(1), COMPLETED, at=2.0)
+    assert groups.members(A) == (admitted(1).rollout_id,), "not yet: its branch goes on"
+    assert not groups.ended(branch(1, 0), CUT, at=3.0)
+    assert (groups.complete, len(groups.members(A))) == ({A: 2.0}, 3)
 
 
 def test_the_bias_of_what_was_cut_off_is_a_lower_bound() -> None:

@@ -13,7 +13,7 @@ from stoker.cli.output import answers, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.errors import BadInput
-from stoker.model.events import Admitted, JournalEvent, encode_event
+from stoker.model.events import JournalEvent
 from stoker.model.ids import RolloutId, RunId
 
 COUNT_MAX = 1024
@@ -91,7 +91,7 @@ def branch(
 async def _make(run: RunDirectory, name: str, step: int, count: int) -> Branches:
     from stoker.cli.ledger_access import all_rollouts, journal_of, ledger_of
     from stoker.cli.show import chosen, row_of
-    from stoker.coordinator.branching import branch_of, point_at
+    from stoker.coordinator.branching import Branch, PointBranches, point_at
     from stoker.coordinator.listing import admitted_of
     from stoker.coordinator.partition import WHOLE
     from stoker.seams.clock import SystemClock
@@ -105,23 +105,21 @@ async def _make(run: RunDirectory, name: str, step: int, count: int) -> Branches
         point = point_at(events, step)
         there = {admitted_of(one).rollout_id for one in known}
         at = SystemClock().now().wall
-        journals: dict[RolloutId, list[JournalEvent]] = {}
+        branches = PointBranches(events, point)
+        made: list[Branch] = []
         number = 0
-        while len(journals) < count:
-            journal = branch_of(events, point, number, at)
-            rollout_id = _id_of(journal)
+        while len(made) < count:
+            one = branches.branch(number, at)
             number += 1
-            if rollout_id not in there:
-                journals[rollout_id] = journal
-        await _require_environments(run, ledger, journal)
+            if one.rollout_id not in there:
+                made.append(one)
+        await _require_environments(run, ledger, branches.past.events(made[0]))
         attached = await ledger.attach(
             Attach(run_id=run_id, partition=WHOLE.name, incarnation=fresh_id("crd_"))
         )
-        for rollout_id, journal in journals.items():
+        for one in made:
             append = Append(
-                rollout_id=rollout_id,
-                expected_seq=0,
-                events=tuple(map(encode_event, journal)),
+                rollout_id=one.rollout_id, expected_seq=0, events=branches.past.encoded(one)
             )
             await ledger.append(
                 AppendBatch(
@@ -137,14 +135,8 @@ async def _make(run: RunDirectory, name: str, step: int, count: int) -> Branches
         parent=parent,
         step=point.step,
         asked_step=step,
-        rollouts=tuple(journals),
+        rollouts=tuple(one.rollout_id for one in made),
     )
-
-
-def _id_of(journal: Sequence[JournalEvent]) -> RolloutId:
-    admitted = journal[0]
-    assert isinstance(admitted, Admitted), "a journal begins with its admission"
-    return admitted.rollout_id
 
 
 async def _require_environments(

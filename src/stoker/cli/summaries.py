@@ -32,6 +32,7 @@ _ARGUMENTS: dict[Verb, Any] = {
     Verb.LOCAL: call_arguments.LocalArguments,
     Verb.SLEEP: call_arguments.TimerArguments,
     Verb.TIMER: call_arguments.TimerArguments,
+    Verb.BRANCH: call_arguments.BranchArguments,
 }
 _RESULTS: dict[Verb, Any] = {
     Verb.GENERATE: Generation,
@@ -122,6 +123,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
     call_arguments.CallArguments: _call_asked,
     call_arguments.LocalArguments: lambda r: str(r.function),
     call_arguments.TimerArguments: lambda r: f"{r.seconds:g} s",
+    call_arguments.BranchArguments: lambda r: f"{r.count} go on",
     Generation: _generate_got,
     tools.OpenResult: lambda r: (
         f"{r.isolation} (rung {r.rung}), baseline {r.baseline_digest[:12]}"

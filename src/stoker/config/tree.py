@@ -26,6 +26,8 @@ class RunSettings(Section):
     """More rollouts of each task than ``group_size``: the first that end by themselves make the
     group, the others are cancelled as stragglers. What is kept is shorter than what was begun;
     the run says by how much."""
+    branches_max: Annotated[int, Field(ge=0, le=65_536)] = 64
+    """Rollouts that programs may branch off one rollout (``ctx.branch``), theirs included."""
     seed: int = 0
     """Seed of the whole run."""
     task_limit: Annotated[int, Field(ge=1)] | None = None

@@ -15,6 +15,7 @@ from stoker.broker.base import (
     EventsRequest,
 )
 from stoker.coordinator.actions import OPENING_TOOL
+from stoker.coordinator.branch_keeper import BranchKeeper
 from stoker.coordinator.coordinator_parts import Parts
 from stoker.coordinator.group_keeper import GroupKeeper
 from stoker.coordinator.hosts import STRIKES_MAX
@@ -57,7 +58,9 @@ class Coordinator:
         self._wake = asyncio.Event()
         self._background: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.reviver = Reviver(parts, self.keeper, self)
+        self.branches = BranchKeeper(parts, self.keeper, self._wake.set)
+        self.flow.dispatcher.branch = self.branches.start
+        self.reviver = Reviver(parts, self.keeper, self.branches, self)
         self._waiting: Iterator[tuple[Task, int]] = iter(())
         self._next: tuple[Task, int] | None = None
         self._order = 0
@@ -141,28 +144,41 @@ class Coordinator:
             if self._all_end_as is not None:
                 await self._end_waiting(self._all_end_as)
             elif not draining:
+                self.parts.lane.none_held()  # said again below, while it is so
+                await self._begin_branches()
                 self._admit_some()
             else:
                 self.state = "draining"
-            if not self.flow.active and (self._next is None or draining):
+            over = self._next is None and not self.branches.waiting
+            if not self.flow.active and (over or draining):
                 return
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _ADMIT_SECONDS)
 
+    async def _begin_branches(self) -> None:
+        """Begin branches before new rollouts: somebody waits for their groups already."""
+        while self.branches.waiting and self._may_begin():
+            await self.parts.appender.flush()  # its journal may still be on its way
+            await self.reviver.begin(self.branches.waiting.popleft())
+
+    def _may_begin(self) -> bool:
+        """Whether there is room for one more rollout."""
+        held = self.parts.admission.may_admit(
+            len(self.flow.active),
+            boxes_reserved=self.boxes_reserved,
+            boxes_needed=self.parts.plan.loaded.boxes,
+        )
+        return held is None and self.parts.lane.may_start()
+
     def _admit_some(self) -> None:
-        boxes = self.parts.plan.loaded.boxes
-        self.parts.lane.none_held()  # said again below, while it is so
-        while self._next is not None:
+        while self._next is not None and not self.branches.waiting:
             if self.keeper.passes_over(self._next[0]):
                 self._next = next(self._waiting, None)
                 continue
             if self.keeper.holds(self._next[1]):
                 return
-            held = self.parts.admission.may_admit(
-                len(self.flow.active), boxes_reserved=self.boxes_reserved, boxes_needed=boxes
-            )
-            if held is not None or not self.parts.lane.may_start():
+            if not self._may_begin():
                 return
             self._admit_next()
 
@@ -188,6 +204,9 @@ class Coordinator:
         self._wake.set()
 
     async def _end_waiting(self, outcome: Outcome) -> None:
+        while self.branches.waiting:
+            await self.parts.appender.flush()
+            await self.reviver.end_unbegun(self.branches.waiting.popleft(), outcome)
         while self._next is not None:
             for _ in range(_ENDED_AT_ONCE):
                 if self._next is not None and not self.keeper.passes_over(self._next[0]):

@@ -1,4 +1,4 @@
-"""Starting what needs no worker: model calls, pauses, timers.
+"""Starting what needs no worker: model calls, pauses, timers, branches of the rollout.
 
 Each hands its result to ``arrived`` exactly once, unless the call is withdrawn first.
 """
@@ -38,6 +38,9 @@ class Dispatcher:
         self.ended: Callable[[asyncio.Task[None]], None] = lambda _: None
         """Told of every model call's task that ended, so that a bug of ours is not lost in one."""
 
+        self.branch: Callable[[ActiveRollout, Call], None]
+        """Carries a branching of the rollout out; set once by the coordinator."""
+
     def start(self, rollout: ActiveRollout, call: Call, waited_seconds: float = 0.0) -> None:
         """Start ``call``; a timer that had waited before a crash fires that much earlier."""
         if call.verb is Verb.GENERATE:
@@ -48,6 +51,8 @@ class Dispatcher:
             call.timer = asyncio.get_running_loop().call_later(
                 max(0.0, seconds - waited_seconds), self._fire, rollout, call
             )
+        elif call.verb is Verb.BRANCH:
+            self.branch(rollout, call)
         else:
             assert call.verb is Verb.LOCAL, f"{call.verb} is not started here"
 

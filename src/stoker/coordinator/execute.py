@@ -192,6 +192,7 @@ class _Execution:
             tasks=self._partition.hand(record.run_id, inputs.tasks),
             group_size=self._settings.run.group_size,
             spare=self._settings.run.spare,
+            branches_max=self._settings.run.branches_max,
             seed=self._settings.run.seed,
             restarts=record.restarts,
             loaded=loaded,

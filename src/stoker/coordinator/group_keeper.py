@@ -5,6 +5,7 @@ the trainer's feed, where there is a trainer. Nothing here waits, save at the be
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -35,6 +36,8 @@ class GroupKeeper:
         self.spared = 0
         """Rollouts that were never begun, since their groups were complete without them."""
         self._branches: set[RolloutId] = set()
+        self.branched: Counter[RolloutId] = Counter()
+        """Rollout → how many its program, and theirs, branched off it."""
 
     @property
     def total(self) -> int:
@@ -44,16 +47,29 @@ class GroupKeeper:
     def knows(self, admitted: Admitted, finished: Finished | None) -> None:
         """Count a rollout that the plan has not begun: a branch."""
         restarted = finished is not None and finished.outcome.reason == RESTARTED
-        if admitted.branched is not msgspec.UNSET and not restarted:
-            self._branches.add(admitted.rollout_id)
+        if admitted.branched is msgspec.UNSET or restarted:
+            return
+        self._branches.add(admitted.rollout_id)
+        if admitted.sample != admitted.rollout_id:
+            self.branched[admitted.sample] += 1
+            if self._awaited(admitted):
+                self.groups.grows(admitted)
+
+    def is_branch(self, rollout_id: RolloutId) -> bool:
+        """Whether it is a branch that is on record, or on its way there."""
+        return rollout_id in self._branches
 
     def restarted(self, rollout: ActiveRollout) -> None:
         """Settle a rollout of before a restart; nothing takes the place of a branch."""
         self.budget.ended(rollout)
         self._branches.discard(rollout.rollout_id)
+        outcome = Outcome(kind=OutcomeKind.CANCELLED, reason=RESTARTED)
+        finished = Finished(outcome=outcome, at=self._flow.parts.clock.now().wall)
+        self._count(self.groups, rollout.admitted, finished)
 
     async def begin(self, ledger: Ledger) -> None:
         """Go on where an earlier coordinator left: everything that ended has been counted."""
+        self.groups.settle()
         if self._plan.spare:
             self._cut_stragglers()  # perhaps it had no time to
         if self._feed is not None:
@@ -63,13 +79,13 @@ class GroupKeeper:
     def counted(self, admitted: Admitted, finished: Finished) -> None:
         """Count a rollout that ended under an earlier coordinator."""
         self.budget.counted(finished)
-        _count(self.groups, admitted, finished)
+        self._count(self.groups, admitted, finished)
 
     def ended(self, rollout: ActiveRollout, outcome: Outcome, at: float) -> None:
         """Count a rollout that has its outcome now, at wall time ``at``."""
         self.budget.ended(rollout)
-        if rollout.rollout_id in self._branches:
-            return  # of no group that anybody waits for
+        if not self._awaited(rollout.admitted):
+            return
         if not self.groups.ended(rollout.admitted, outcome, at=at, tokens=rollout.tokens):
             return
         if self._feed is not None:
@@ -116,20 +132,33 @@ class GroupKeeper:
         tasks = {task.task_id for task in self._plan.tasks}
         async for summary in summaries(ledger, self._plan.run_id):
             admitted = admitted_of(summary)
-            if admitted.task.task_id in tasks and (finished := finished_of(summary)) is not None:
-                _count(found, admitted, finished)
+            if admitted.task.task_id not in tasks:
+                continue
+            if (finished := finished_of(summary)) is not None:
+                self._count(found, admitted, finished)
+            elif admitted.sample != admitted.rollout_id and self._awaited(admitted):
+                found.grows(admitted)
+        found.settle()
         return found
+
+    def straggles(self, admitted: Admitted) -> Outcome | None:
+        """Return what becomes of a branch that would begin now; ``None``: it is wanted."""
+        cut = admitted.group_id in self.groups.complete
+        return Outcome(kind=OutcomeKind.CANCELLED, reason=STRAGGLER) if cut else None
 
     def _cut_stragglers(self) -> None:
         for rollout in list(self._flow.active.values()):
-            if rollout.admitted.group_id in self.groups.complete:
-                cut = Outcome(kind=OutcomeKind.CANCELLED, reason=STRAGGLER)
+            if cut := self.straggles(rollout.admitted):
                 self._flow.finish(rollout, cut)
 
     def _no_groups(self) -> Groups:
         return Groups(self._plan.group_size, self._plan.spare, listening=self._feed is not None)
 
+    def _count(self, groups: Groups, admitted: Admitted, finished: Finished) -> None:
+        gone = finished.outcome.reason == RESTARTED and admitted.branched is msgspec.UNSET
+        if not gone and self._awaited(admitted):
+            groups.counted(admitted, finished.outcome, at=finished.at)
 
-def _count(groups: Groups, admitted: Admitted, finished: Finished) -> None:
-    if finished.outcome.reason != RESTARTED and admitted.branched is msgspec.UNSET:
-        groups.ended(admitted, finished.outcome, at=finished.at)
+    def _awaited(self, admitted: Admitted) -> bool:
+        """Whether somebody waits for its group: those of ``stoker branch`` are nobody's."""
+        return admitted.group_id == group_id(self._plan.run_id, admitted.task.task_id)

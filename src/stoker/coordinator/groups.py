@@ -5,9 +5,14 @@ With ``run.spare`` = k, n + k rollouts of a task are begun and the first n that 
 nobody's place while another rollout may still end by itself. Who counts is decided from
 journals alone when it is handed out (``training.groups``), so that every hand-out is the same.
 
+Where programs branch rollouts (``ctx.branch``), all of a rollout's branches count with it as *one*
+of the n: it has ended when they all have, and by itself when one of them has.
+
 The slow ones are the long ones, so what is kept is shorter than what was begun: ``LengthBias`` says
 by how much at least. Pure; one partition's; since this coordinator began.
 """
+
+from typing import NamedTuple
 
 import msgspec
 
@@ -55,6 +60,15 @@ class LengthBias(msgspec.Struct, kw_only=True):
         return f"{self.cut} cut off as stragglers in {groups}{longer}"
 
 
+class _Ended(NamedTuple):
+    """One outcome."""
+
+    by_itself: bool
+    at: float
+    sample: RolloutId
+    """Whom it counts with: itself, but for a branch that a program made."""
+
+
 class Groups:
     """Counts outcomes by group; ``listening``: remembers who is of them, for a trainer."""
 
@@ -62,8 +76,9 @@ class Groups:
         self._size = size
         self._spare = spare
         self._listening = listening
-        self._ended: dict[GroupId, dict[RolloutId, tuple[bool, float]]] = {}
-        """Group → who of it ended → whether by itself, and when."""
+        self._ended: dict[GroupId, dict[RolloutId, _Ended]] = {}
+        self._going: dict[GroupId, dict[RolloutId, RolloutId]] = {}
+        """Branches that programs made and that have no outcome → whom they count with."""
         self._tokens: dict[GroupId, list[int]] = {}
         """Of who ended by itself, while its group may yet cut somebody off."""
         self._unmeasured: set[GroupId] = set()
@@ -71,6 +86,22 @@ class Groups:
         self.complete: dict[GroupId, float] = {}
         """Group → wall time of the outcome that completed it."""
         self.bias = LengthBias()
+
+    def grows(self, admitted: Admitted) -> None:
+        """Wait for a branch that a program made: its group is not complete without its outcome."""
+        if admitted.group_id in self.complete and admitted.group_id not in self._ended:
+            return  # a straggler's
+        going = self._going.setdefault(admitted.group_id, {})
+        going[admitted.rollout_id] = admitted.sample
+
+    def counted(self, admitted: Admitted, outcome: Outcome, *, at: float) -> None:
+        """Count an outcome of before this coordinator, in any order; then ``settle``."""
+        self._add(admitted, outcome, at, None)
+
+    def settle(self) -> None:
+        """See which groups are complete, once everything of before has been counted."""
+        for group in list(self._ended):
+            self._look(group)
 
     def ended(
         self, admitted: Admitted, outcome: Outcome, *, at: float, tokens: int | None = None
@@ -83,33 +114,56 @@ class Groups:
         if group in self.complete:
             self._late(admitted, outcome, at, tokens)
             return False
-        by_itself = outcome.kind in _BY_ITSELF
-        ended = self._ended.setdefault(group, {})
-        ended[admitted.rollout_id] = by_itself, at
-        if self._spare and by_itself:
+        self._add(admitted, outcome, at, tokens)
+        return self._look(group)
+
+    def _add(self, admitted: Admitted, outcome: Outcome, at: float, tokens: int | None) -> None:
+        group = admitted.group_id
+        self._note(admitted, outcome, at)
+        if self._spare and outcome.kind in _BY_ITSELF:
             if tokens is None:
                 self._unmeasured.add(group)
             self._tokens.setdefault(group, []).append(tokens or 0)
-        enough = sum(own for own, _ in ended.values()) >= self._size
-        if not enough and len(ended) < self._size + self._spare:
+
+    def _note(self, admitted: Admitted, outcome: Outcome, at: float) -> None:
+        ended = self._ended.setdefault(admitted.group_id, {})
+        by_itself = outcome.kind in _BY_ITSELF
+        ended[admitted.rollout_id] = _Ended(by_itself, at, admitted.sample)
+        self._going.get(admitted.group_id, {}).pop(admitted.rollout_id, None)
+
+    def _look(self, group: GroupId) -> bool:
+        """Return whether ``group`` is complete, and note so."""
+        whole = self._whole(group)
+        enough = sum(by_itself for by_itself, _ in whole) >= self._size
+        if not enough and len(whole) < self._size + self._spare:
             return False
         self.complete[group] = self._completed_at(group)
         if not self._listening:
             self._ended.pop(group)
+            self._going.pop(group, None)
         return True
+
+    def _whole(self, group: GroupId) -> list[tuple[bool, float]]:
+        """Return of each sample that has ended whole whether by itself, and when."""
+        found: dict[RolloutId, tuple[bool, float]] = {}
+        for rollout_id in self.members(group):
+            by_itself, at, sample = self._ended[group][rollout_id]
+            before, latest = found.get(sample, (False, at))
+            found[sample] = before or by_itself, max(latest, at)
+        return list(found.values())
 
     def _completed_at(self, group: GroupId) -> float:
         """Return when a complete group became so; after a crash outcomes are counted in no order of
         time.
         """  # noqa: D205 - one thought
-        ended = self._ended[group].values()
-        own = sorted(at for by_itself, at in ended if by_itself)
-        return own[self._size - 1] if len(own) >= self._size else max(at for _, at in ended)
+        whole = self._whole(group)
+        own = sorted(at for by_itself, at in whole if by_itself)
+        return own[self._size - 1] if len(own) >= self._size else max(at for _, at in whole)
 
     def _late(self, admitted: Admitted, outcome: Outcome, at: float, tokens: int | None) -> None:
         group = admitted.group_id
         if group in self._ended:
-            self._ended[group][admitted.rollout_id] = outcome.kind in _BY_ITSELF, at
+            self._note(admitted, outcome, at)
             self.complete[group] = self._completed_at(group)
         cut = outcome.kind is OutcomeKind.CANCELLED and outcome.reason == STRAGGLER
         if cut and tokens is not None and group not in self._unmeasured:
@@ -121,8 +175,14 @@ class Groups:
             self.bias.cut_tokens += tokens
 
     def members(self, group: GroupId) -> tuple[RolloutId, ...]:
-        """Return every rollout of a complete group that has ended, left over ones included."""
-        return tuple(self._ended[group])
+        """Return every rollout of ``group`` of samples that have ended whole, left over or not.
+
+        One that is cut off may end later: it changes nothing of who is of a complete group.
+        """
+        ended = self._ended[group]
+        going = set(self._going.get(group, {}).values())
+        whole = (one for one in ended if ended[one].sample in ended)
+        return tuple(one for one in whole if ended[one].sample not in going)
 
     def take_over(self, fresh: "Groups") -> None:
         """Know again who is of groups that were forgotten; ``fresh`` has just counted them."""
@@ -133,5 +193,6 @@ class Groups:
     def forget(self, group: GroupId) -> None:
         """Remember no longer who is of ``group``: its trainer has it."""
         self._ended.pop(group, None)
+        self._going.pop(group, None)
         self._tokens.pop(group, None)
         self._unmeasured.discard(group)

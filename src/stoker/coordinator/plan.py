@@ -34,6 +34,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     loaded: Loaded
     policy_digests: dict[str, str] = {}
     """Worker class → digest of its execution policy."""
+    branches_max: int = 0
+    """Rollouts that programs may branch off one of these, branches of branches counted."""
     partition: Partition = WHOLE
 
     @property

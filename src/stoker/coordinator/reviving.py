@@ -1,4 +1,4 @@
-"""Bringing back what an earlier coordinator left: its rollouts into the flow, its outcomes counted.
+"""Bringing rollouts back from their journals: what an earlier coordinator left, and branches.
 
 One that cannot be read back fails alone; one of before a restart ends, and its place begins anew.
 """
@@ -8,6 +8,7 @@ from typing import Protocol
 
 from stoker.broker.base import RolloutSummary
 from stoker.coordinator.actions import TOOLS
+from stoker.coordinator.branch_keeper import BranchKeeper
 from stoker.coordinator.coordinator_parts import Parts
 from stoker.coordinator.group_keeper import GroupKeeper
 from stoker.coordinator.listing import admitted_of, finished_of, summaries
@@ -19,6 +20,9 @@ from stoker.model.events import Verb
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import ActionId, RolloutId
 from stoker.model.outcome import Outcome, OutcomeKind
+
+_BEGUN_HERE = frozenset({Verb.GENERATE, Verb.SLEEP, Verb.TIMER, Verb.BRANCH})
+"""Calls without a durable hand-off, and which no host carries out."""
 
 
 class ReviverOwner(Protocol):
@@ -39,10 +43,13 @@ class ReviverOwner(Protocol):
 class Reviver:
     """Reads one partition's rollouts back."""
 
-    def __init__(self, parts: Parts, keeper: GroupKeeper, owner: ReviverOwner) -> None:
+    def __init__(
+        self, parts: Parts, keeper: GroupKeeper, branches: BranchKeeper, owner: ReviverOwner
+    ) -> None:
         self._parts = parts
         self._flow = parts.flow
         self._keeper = keeper
+        self._branches = branches
         self._owner = owner
         self._tasks = {task.task_id for task in parts.plan.tasks}
         self.known: set[tuple[str, int]] = set()
@@ -71,18 +78,51 @@ class Reviver:
         return False
 
     async def _revive_one(self, rollout_id: RolloutId) -> None:
-        try:
-            standing = await self._parts.resumer.standing(self._parts.plan.run_id, rollout_id)
-            rollout = await self._parts.resumer.revive(standing)
-        except ArtifactDamaged as error:
-            await self._lost(rollout_id, error.record())
+        read = await self._read(rollout_id)
+        if read is None:
             return
+        rollout, standing = read
         if not self._parts.plan.is_of_this_start(standing.admitted):
             self._restart(rollout)
+        elif standing.turns and standing.turns[-1].open:
+            self._branches.waiting.append(rollout_id)  # it begins when there is room
+        else:
+            self._go_on(rollout, standing)
+
+    async def begin(self, rollout_id: RolloutId) -> None:
+        """Let a branch that is on record begin, or end it where nobody wants it any more."""
+        read = await self._read(rollout_id)
+        if read is None:
             return
+        rollout, standing = read
+        rollout.resumed = 0
+        if (cut := self._keeper.straggles(rollout.admitted)) is not None:
+            self._end(rollout, cut)
+        else:
+            self._parts.lane.started(rollout_id)
+            self._go_on(rollout, standing)
+
+    async def end_unbegun(self, rollout_id: RolloutId, outcome: Outcome) -> None:
+        """End a branch that has not begun."""
+        self._end(await self._parts.resumer.husk(self._parts.plan.run_id, rollout_id), outcome)
+
+    def _end(self, rollout: ActiveRollout, outcome: Outcome) -> None:
+        self._owner.enter(rollout, 0.0)
+        self._flow.finish(rollout, outcome)
+
+    async def _read(self, rollout_id: RolloutId) -> tuple[ActiveRollout, Standing] | None:
+        """Return a rollout and where it stands; ``None``: it cannot be read back and has failed."""
+        try:
+            standing = await self._parts.resumer.standing(self._parts.plan.run_id, rollout_id)
+            return await self._parts.resumer.revive(standing), standing
+        except ArtifactDamaged as error:
+            await self._lost(rollout_id, error.record())
+            return None
+
+    def _go_on(self, rollout: ActiveRollout, standing: Standing) -> None:
         passed = standing.at - standing.admitted.at  # a run resumed next week is not out of time
         self._owner.enter(rollout, max(0.0, standing.admitted.timeout_seconds - passed))
-        if (ended := self._owner.asked_end(rollout_id)) is not None:
+        if (ended := self._owner.asked_end(rollout.rollout_id)) is not None:
             self._flow.finish(rollout, ended)  # before a result that waits is heard of
             return
         self._flow.resume(rollout, tuple(standing.turns))
@@ -115,6 +155,6 @@ class Reviver:
             [
                 (call, self._parts.resumer.waited(standing, call))
                 for call in calls
-                if call.verb in {Verb.GENERATE, Verb.SLEEP, Verb.TIMER}
+                if call.verb in _BEGUN_HERE
             ],
         )

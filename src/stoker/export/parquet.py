@@ -50,7 +50,7 @@ _SPECIAL: dict[str, pa.DataType] = {
 _FIELDS: dict[str, Callable[[Any], Any]] = {"spans": span_fields, "messages": message_fields}
 _INTEGERS = {
     "index", "segment", "segments", "prompt_tokens", "sampled_tokens", "rollout_steps", "actions",
-    "attempts",
+    "attempts", "parent_steps",
 }  # fmt: skip
 _NUMBERS = {
     "reward", "admitted_at", "finished_at", "seconds", "inference_seconds", "queue_seconds",

@@ -46,7 +46,13 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     group_id: str
     rollout_id: str
     index: int
-    """Which rollout of its group, from 0."""
+    """Which rollout of its group, from 0; a branch of a program has its parent's."""
+    sample: str
+    """The rollout that it counts with in its group: itself, unless a program branched it off."""
+    parent: str | None
+    """Whom it was branched off, by its program or a person; ``None``: the run itself began it."""
+    parent_steps: int | None
+    """How many model calls of its parent it shares: prompt here, or in no row of it."""
     segment: int
     """Which segment of its rollout, from 0."""
     segments: int
@@ -306,7 +312,11 @@ def _whose(standing: Standing) -> dict[str, Any]:
         "group_id", "rollout_id", "index", "program", "program_version", "program_digest",
         "python", "epoch", "policy_digests",
     )  # fmt: skip
+    branched = None if admitted.branched is msgspec.UNSET else admitted.branched
     return {name: getattr(admitted, name) for name in same} | {
+        "sample": admitted.sample,
+        "parent": branched and branched.parent,
+        "parent_steps": branched and branched.step,
         "task_id": admitted.task.task_id,
         "admitted_at": admitted.at,
     }

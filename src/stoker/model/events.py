@@ -31,6 +31,8 @@ class Verb(StrEnum):
     SLEEP = "sleep"
     TIMER = "timer"
     """The clock of ``ctx.timeout``; resumes at once, fires later."""
+    BRANCH = "branch"
+    """Of the rollout itself (``ctx.branch``)."""
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +60,9 @@ class BranchedFrom(msgspec.Struct, frozen=True, kw_only=True):
     """Branches between it and a rollout that the run itself began."""
     root: Identity
     """Of the rollout at the beginning of that line: the program was this one at first."""
+    sample: RolloutId | msgspec.UnsetType = msgspec.UNSET
+    """By its own program (``ctx.branch``): the rollout that it counts with in their group. Unset:
+    by a person (``stoker branch``); it counts for itself."""
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
@@ -91,6 +96,12 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True, tag="admitted"):
     def place(self) -> tuple[str, int]:
         """Task and index among those that the run itself begins; a branch takes none of these."""
         return self.task.task_id, self.index if self.branched is msgspec.UNSET else -1
+
+    @property
+    def sample(self) -> RolloutId:
+        """The rollout that it counts with in its group: itself, unless a program branched it."""
+        of = msgspec.UNSET if self.branched is msgspec.UNSET else self.branched.sample
+        return self.rollout_id if of is msgspec.UNSET else of
 
 
 class Issued(msgspec.Struct, frozen=True, kw_only=True, tag="issued"):

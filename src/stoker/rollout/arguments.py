@@ -11,6 +11,7 @@ Verb → arguments → result:
 - ``call`` → ``CallArguments`` → ``model.tools.CallResult``
 - ``local`` → ``LocalArguments`` → any JSON value
 - ``sleep`` · ``timer`` → ``TimerArguments`` → ``None``
+- ``branch`` → ``BranchArguments`` → which of the branches it is, from 0
 """
 
 from typing import Any
@@ -97,6 +98,13 @@ class TimerArguments(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
 
 
+class BranchArguments(msgspec.Struct, frozen=True, kw_only=True):
+    """Branch the rollout."""
+
+    count: int
+    """How many go on, whoever asks included."""
+
+
 _RECORDS: dict[Verb, Any] = {
     Verb.GENERATE: GenerateArguments,
     Verb.ENVIRONMENT: EnvironmentArguments,
@@ -110,6 +118,7 @@ _RECORDS: dict[Verb, Any] = {
     Verb.LOCAL: LocalArguments,
     Verb.SLEEP: TimerArguments,
     Verb.TIMER: TimerArguments,
+    Verb.BRANCH: BranchArguments,
 }
 _REQUESTS: dict[Verb, Any] = {
     Verb.RUN: RunRequest,

@@ -7,7 +7,7 @@ count exactly once. Plain side effects of a program happen never, once or severa
 import math
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -27,6 +27,7 @@ from stoker.rollout.arguments import (
     OnTimeout,
     TimerArguments,
 )
+from stoker.rollout.branching import RolloutBranching
 from stoker.rollout.chat import Chat, ModelTurn, Prompt, messages_of, tools_of
 from stoker.rollout.environment import Environment, files_of, opening
 from stoker.rollout.operation import JoinOperation, Operation, VerbOperation, close_all
@@ -267,12 +268,27 @@ class Context:
             self._trampoline, Verb.SLEEP, lambda: canonical_bytes(record), lambda _p, _v: None
         )
 
-    def branch(self, count: int) -> NoReturn:
-        """Refuse: a program branches environments, not itself."""
-        raise self._trampoline.misused(
-            f"ctx.branch({count}) is not there yet; nothing was done; branch an environment "
-            "(box.branch), or raise the group size"
-        )
+    def branch(self, count: int, *, timeout: float | str | None = None) -> Operation[int]:
+        """Let ``count`` rollouts go on from here; return which of them this is, from 0.
+
+        0 is the rollout that asks; 1 to ``count`` - 1 are new ones of its group that share its past
+        and have ids, randomness and sampling of their own. Their environments begin with what each
+        of its own holds now: a checkpoint each, of which ``timeout`` is the limit. They begin as
+        there is room for them, and the group is complete when they have ended too.
+
+        Raises (awaited):
+            VerbMisused: inside gather, first or timeout, or past ``run.branches_max``; no branch.
+            BranchUnavailable: this kind of box has no checkpoints; the rollout is tainted.
+            Infrastructure: an environment is lost, or could not be kept; the rollout is tainted.
+            ToolRefused: what one holds cannot be kept whole.
+        """
+        self._trampoline.scope()
+        if not isinstance(count, int) or isinstance(count, bool) or count < 1:
+            raise self._trampoline.misused(
+                f"branch({count!r:.100}): the number of rollouts that go on is at least 1, this "
+                "one included; nothing was done"
+            )
+        return RolloutBranching(self._trampoline, count, timeout)
 
     # --- recorded time, randomness, ids, faults ----------------------------------------------
 

@@ -58,6 +58,7 @@ class Environment:
         """Path of the call that opened it."""
         self.opened = opened
         """Which isolation and baseline it got."""
+        trampoline.environments.append(self)
 
     def run(
         self,

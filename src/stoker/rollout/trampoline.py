@@ -30,6 +30,7 @@ from stoker.model.value import canonical_bytes
 from stoker.rollout import guard
 from stoker.rollout.arguments import decode_arguments
 from stoker.rollout.context import Context
+from stoker.rollout.environment import Environment
 from stoker.rollout.history import TurnCheck, unknown_result
 from stoker.rollout.messages import (
     Deliver,
@@ -70,6 +71,7 @@ class Trampoline:
         "_thread",
         "_tree",
         "current",
+        "environments",
         "epoch",
         "evicting",
         "identity",
@@ -97,6 +99,8 @@ class Trampoline:
         self.outcome: ProgramOutcome | None = None
         self.unawaited: list[Operation[Any]] = []
         """Operations made and not yet awaited."""
+        self.environments: list[Environment] = []
+        """What it has opened."""
         self.current: Scope | None = None
         self._thread = threading.get_ident()
         self._tree = Tree()
@@ -330,6 +334,18 @@ class Trampoline:
                 f"branch: {count} more environments were asked for beside the {self._environments} "
                 f"there are, and the program declares boxes={self.program.boxes}; nothing was "
                 "done; raise boxes= in @stoker.rollout"
+            )
+
+    def require_alone(self, verb: str) -> None:
+        """Refuse ``verb`` where other calls of the rollout may be outstanding.
+
+        Raises:
+            VerbMisused: it was awaited in a scope of gather or first, or under a timeout.
+        """
+        if self.scope().path or self._tree.armed:
+            raise self.misused(
+                f"{verb} was awaited inside ctx.gather, ctx.first or ctx.timeout, where other "
+                "calls are outstanding; nothing was done; await it outside of them"
             )
 
     def _reserve_environment(self) -> None:

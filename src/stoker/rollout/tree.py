@@ -85,6 +85,11 @@ class Tree:
         self._timers.append(Timer(path, scope))
         self.resume(scope, path, None, at_once=True)
 
+    @property
+    def armed(self) -> bool:
+        """Whether a timer is armed."""
+        return bool(self._timers)
+
     def timer(self, path: CallPath) -> Timer | None:
         """Return the armed timer at ``path``."""
         return next((timer for timer in self._timers if timer.path == path), None)

@@ -194,6 +194,7 @@ def default_answer(asked: Asked) -> Any:  # noqa: ANN401 - one record per verb
         Verb.CHECKPOINT: Checkpoint(digest="", parent="", generation=0),
         Verb.CALL: CallResult(),
         Verb.TIMER: NEVER,
+        Verb.BRANCH: 0,
     }
     return answers.get(asked.verb)
 

@@ -2,6 +2,7 @@
 
 Who is of the group is decided here, from journals alone: those that ended by themselves first, in
 the order they ended; failed ones only where there are not enough. Only *completed* has a reward.
+Whatever a program branched off a rollout (``ctx.branch``) counts with it as one.
 """
 
 import msgspec
@@ -23,7 +24,9 @@ class GroupRollout(msgspec.Struct, frozen=True, kw_only=True):
 
     rollout_id: RolloutId
     index: int
-    """Its place in the group."""
+    """Its place in the group; a branch of its program has its parent's."""
+    sample: RolloutId
+    """The rollout that it counts with: itself, unless a program branched it off."""
     outcome: Outcome
     rows: tuple[Row, ...] = ()
     """Its segments as ``stoker export`` writes them (ids, mask, logprobs, spans); none where no
@@ -48,7 +51,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Which hand-out this is, from 1."""
     task: Task
     rollouts: tuple[GroupRollout, ...]
-    """``run.group_size`` of them, by index."""
+    """``run.group_size`` of them, by index, each followed by what its program branched off it."""
     left_over: tuple[GroupRollout, ...] = ()
     """With ``run.spare``: who was begun and is not of the group, stragglers and failed ones."""
     abandoned: tuple[int, ...] = ()
@@ -82,9 +85,13 @@ class GroupReader(msgspec.Struct, frozen=True):
     def read(self, group: GroupId, number: int, journals: list[list[JournalEvent]]) -> Group:
         """Return the hand-out ``number`` of a complete group; ``journals`` of all that ended."""
         read = [self._rollout(events) for events in journals]
-        read.sort(key=lambda one: (not _counts(one), one.finished.at, _index(one)))
-        chosen = sorted(read[: self.size], key=_index)
-        left = sorted(read[self.size :], key=_index)
+        samples: dict[RolloutId, list[FinishedRollout]] = {}
+        for one in sorted(read, key=_order):
+            samples.setdefault(one.standing.admitted.sample, []).append(one)
+        # Sorted by what does not change: the same group comes out whenever it is read.
+        ordered = sorted(samples.values(), key=_precedence)
+        chosen = sorted((one for some in ordered[: self.size] for one in some), key=_order)
+        left = sorted((one for some in ordered[self.size :] for one in some), key=_order)
         return Group(
             group_id=group,
             number=number,
@@ -115,6 +122,7 @@ def _bare(rollout: FinishedRollout) -> GroupRollout:
     return GroupRollout(
         rollout_id=admitted.rollout_id,
         index=admitted.index,
+        sample=admitted.sample,
         outcome=finished.outcome,
         steps=finished.steps,
         seconds=finished.at - admitted.at,
@@ -128,9 +136,15 @@ def _damaged(rollout: FinishedRollout, error: ArtifactDamaged) -> FinishedRollou
     return msgspec.structs.replace(rollout, finished=finished)
 
 
-def _index(rollout: FinishedRollout) -> int:
-    return rollout.standing.admitted.index
+def _order(rollout: FinishedRollout) -> tuple[int, int, RolloutId]:
+    """Where it stands in its group: by index, whoever was branched off after its parent."""
+    admitted = rollout.standing.admitted
+    branched = admitted.branched
+    generation = 0 if branched is msgspec.UNSET else branched.generation
+    return admitted.index, generation, admitted.rollout_id
 
 
-def _counts(rollout: FinishedRollout) -> bool:
-    return rollout.finished.outcome.kind in _BY_ITSELF
+def _precedence(sample: list[FinishedRollout]) -> tuple[bool, float, int]:
+    """Who is of the group: samples of which one ended by itself, in the order they ended."""
+    counts = any(one.finished.outcome.kind in _BY_ITSELF for one in sample)
+    return not counts, max(one.finished.at for one in sample), sample[0].standing.admitted.index
