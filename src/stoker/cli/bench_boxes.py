@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,8 @@ class _Round(msgspec.Struct, kw_only=True):
     cpu: list[float] = []
     flood: list[float] = []
     warm: list[float] = []
+    warm_bare: list[float] = []
+    """Without numpy, which is loaded for the others where there is one."""
     fork: list[float] = []
     container: list[float] = []
     container_by_hand: list[float] = []
@@ -130,6 +133,7 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
 
     ratios = [c / bare for c, bare in zip(median("cold"), median("launcher"), strict=False)]
     warm = [w / fork for w, fork in zip(median("warm"), median("fork"), strict=True)]
+    loaded = "numpy loaded" if find_spec("numpy") else "forked; no numpy here"
     by_hand = median("container_by_hand")
     contained = [a / b for a, b in zip(median("container"), by_hand, strict=True)]
     beside = [a / b for a, b in zip(median("container_beside"), by_hand, strict=True)]
@@ -138,7 +142,8 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
         "container_action_ms_p50": figure(median("container"), "ms", None, "true"),
         "cold_box_vs_runtime": figure(beside, "ratio", 1.0, "the runtime by hand, p50"),
         "warm_action_vs_fork": figure(warm, "ratio", 1.5, "a bare fork into such namespaces, p50"),
-        "warm_action_ms_p50": figure(median("warm"), "ms", 4.0, "python -c, forked"),
+        "warm_action_ms_p50": figure(median("warm"), "ms", 4.0, f"python -c, {loaded}"),
+        "warm_bare_action_ms_p50": figure(median("warm_bare"), "ms", None, "without numpy"),
         "warm_action_ms_p99": figure([_p99(r.warm) for r in rounds if r.warm], "ms", 15.0, ""),
         "armed_result_ms_p50": figure(median("armed"), "ms", 2.5, "a word on a pipe"),
         "hundred_warm_seconds": figure(
@@ -199,7 +204,8 @@ async def _round(place: Path, *, guests: bool) -> tuple[_Round, Rung]:
             made.judge.append(await _timed(judged))
         await _overshoots(boxed, made)
         if (warm := await warm_times(boxed)) is not None:
-            made.warm, made.fork, made.armed = warm.action, warm.fork, warm.result
+            made.warm, made.warm_bare, made.fork = warm.action, warm.bare, warm.fork
+            made.armed = warm.result
             made.warm_per_second = warm.per_second_per_core
             made.warm_hundred_seconds = warm.hundred_seconds
         if boxed is namespace and (containers := await container_times(boxed)) is not None:

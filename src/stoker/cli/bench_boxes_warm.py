@@ -3,15 +3,23 @@
 The result of an action is timed apart, by what its program writes to a pipe of ours: the rest is
 seeing that nothing of it is left.
 
-The peer (``bench_boxes_fork``) is what is left of such an action when everything that makes it one
-of a box is taken away: no uid, filter, limits, ``/proc``, pipes or verdict.
+Where numpy is at hand it is a package of the measured box and loaded ahead, in its peer as well; a
+box without is measured in turn. The peer (``bench_boxes_fork``) is what is left of such an action
+when everything that makes it one of a box is taken away: no uid, filter, limits, ``/proc``, pipes
+or verdict.
 """
 
 import asyncio
+import importlib.metadata
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from stoker.cli import bench_boxes_fork
 from stoker.model.execution import Baseline, ExecutionPolicy, Rung
@@ -37,6 +45,8 @@ class WarmTimes(NamedTuple):
     """Milliseconds of each action and of each bare fork, in turn, and of each result."""
 
     action: list[float]
+    bare: list[float]
+    """Of actions in a box that has no numpy."""
     fork: list[float]
     result: list[float]
     per_second_per_core: float
@@ -53,15 +63,7 @@ async def warm_times(backend: LocalBackend) -> WarmTimes | None:
     boxes = [await backend.create(f"bench_{n}", Baseline(), policy) for n in range(cores)]
     for box in boxes:
         await _forked(box)
-    action, fork = [], []
-    with _peer() as peer:
-        for _ in range(_RUNS):
-            began = _clock.monotonic()
-            await _forked(boxes[0])
-            action.append((_clock.monotonic() - began) * 1000)
-            fork.append(await asyncio.to_thread(_asked, peer))
-        assert peer.stdin is not None
-        peer.stdin.close()
+    action, bare, fork = await _beside_forks(backend, policy, boxes[0])
     result = []
     for _ in range(_RUNS):
         result.append(await _told(boxes[0]))
@@ -72,12 +74,54 @@ async def warm_times(backend: LocalBackend) -> WarmTimes | None:
     for box in boxes:
         await box.destroy()
     rate = len(boxes) * _TOGETHER_RUNS / seconds / cores
-    return WarmTimes(action, fork, result, rate, await _hundred(backend, policy))
+    return WarmTimes(action, bare, fork, result, rate, await _hundred(backend, policy))
 
 
-def _peer() -> "subprocess.Popen[bytes]":
+async def _beside_forks(
+    backend: LocalBackend, policy: ExecutionPolicy, without: LocalBox
+) -> tuple[list[float], list[float], list[float]]:
+    """Return the milliseconds of actions with numpy, of those without, and of bare forks."""
+    action: list[float] = []
+    bare: list[float] = []
+    fork: list[float] = []
+    with tempfile.TemporaryDirectory() as place:
+        packages, box = Path(place, "packages"), without
+        if numpy_packages(packages):
+            loaded = msgspec.structs.replace(policy, preload=("numpy",))
+            box = await backend.create("bench_numpy", Baseline(packages=str(packages)), loaded)
+            await _forked(box)
+        with _peer(packages) as peer:
+            for _ in range(_RUNS):
+                action.append(await _timed(box))
+                fork.append(await asyncio.to_thread(_asked, peer))
+                bare.append(await _timed(without))
+            assert peer.stdin is not None
+            peer.stdin.close()
+        if box is not without:
+            await box.destroy()
+    return action, bare, fork
+
+
+def numpy_packages(into: Path) -> bool:
+    """Copy numpy into a directory of packages; false: it is not installed here."""
+    try:
+        installed = importlib.metadata.distribution("numpy")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    for name in {path.parts[0] for path in installed.files or () if ".." not in path.parts}:
+        shutil.copytree(str(installed.locate_file(name)), into / name)
+    return True
+
+
+async def _timed(box: LocalBox) -> float:
+    began = _clock.monotonic()
+    await _forked(box)
+    return (_clock.monotonic() - began) * 1000
+
+
+def _peer(packages: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(  # noqa: S603 - our own interpreter and script
-        [sys.executable, "-I", "-S", bench_boxes_fork.__file__],
+        [sys.executable, "-I", "-S", bench_boxes_fork.__file__, str(packages)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
     )
