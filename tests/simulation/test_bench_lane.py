@@ -4,13 +4,16 @@ from itertools import islice
 
 import pytest
 
-from stoker.cli import bench_lane
+from stoker.cli import bench_lane, bench_lane_peers
 from stoker.inference.profile import SimProfile
 from stoker.testing.simulator.closed import ideal, lock_step
+from stoker.testing.simulator.policies import Semaphore, StagedQueues
 from stoker.testing.simulator.regimes import SHIFTING, STATIONARY
 from stoker.testing.simulator.trace import RolloutTrace, Shape, TurnTrace, endless, lognormal
 
 PROFILE = SimProfile(policy="scripted:none", a=0.25, c=0.02, window=4)
+TINY = STATIONARY[6]
+"""The one whose turns are ten tokens."""
 SHAPE = Shape(prompt=(1, 1), turns=(5, 5), sampled=(1, 1), observed=(1, 1))
 
 
@@ -59,6 +62,40 @@ def test_every_regime_has_its_own_tuned_peer() -> None:
     assert SHIFTING[1] > 0
 
 
+def test_every_peer_is_told_with_its_tuned_value_and_a_quarter_off_it() -> None:
+    regime = STATIONARY[0]
+    asked: list[object] = []
+
+    def speed(policy: object) -> float:
+        asked.append(policy)
+        return 2.0
+
+    found = bench_lane_peers.against(regime, 3.0, speed, known={("semaphore", 1.0): 6.0})
+    counts = [one.count for one in asked if type(one) is Semaphore]
+    assert counts == [20, 34], "27 is known: it is not run again"
+    staged = [(one.count, one._issued) for one in asked if isinstance(one, StagedQueues)]
+    assert staged == [(20, 20), (27, 27), (34, 34)]
+    assert len(asked) == 2 + 3 * 3
+    told = bench_lane_peers.told({regime: [found, found]})[regime.name]
+    assert told["semaphore"] == {
+        "tuned_to": 27,
+        "ours_divided_by_it": {"0.75": 1.5, "1": 0.5, "1.25": 1.5},
+    }
+    assert told["staged"]["tuned_to"] == [27, 27]
+    assert (told["pinned"]["tuned_to"], told["usage"]["tuned_to"]) == (0.25, 0.35)
+
+
+def test_a_tiny_run_sets_every_peer_beside_ours_at_three_sizes() -> None:
+    found = bench_lane._paired(TINY, 10, 40.0).peers
+    assert set(found) == set(bench_lane_peers.PEERS)
+    assert all(set(each) == {0.75, 1.0, 1.25} for each in found.values())
+    assert all(ratio > 0 for each in found.values() for ratio in each.values())
+    later = bench_lane._paired(TINY, 13, 40.0).peers
+    assert {name: set(each) for name, each in later.items()} == {
+        name: {1.0} for name in bench_lane_peers.PEERS
+    }
+
+
 @pytest.mark.slow
 def test_the_document_has_the_promised_names() -> None:
     said: list[str] = []
@@ -72,4 +109,5 @@ def test_the_document_has_the_promised_names() -> None:
     }  # fmt: skip
     assert all(one["value"] > 0 for name, one in figures.items() if "_vs_" in name)
     assert set(document["regimes"]) == {regime.name for regime in STATIONARY}
+    assert set(document["peers"]) == {regime.name for regime in STATIONARY}
     assert not set(document["notes"]) & set(figures)

@@ -194,9 +194,10 @@ def lane(
 
     A closed batch against the ideal schedule and lock-step, a steady supply, and
     stationary regimes where the KV cache is short against a semaphore that was
-    tuned to each, the same a quarter too big, and on work that shifts. The
+    tuned to each, the same a quarter too big, and on work that shifts; beside
+    other peers too, each at its tuned value and a quarter less and more. The
     figures are of policies: the same seeds give the same ones on any machine.
-    Some ten minutes on two cores. With --real, a closed batch on the real clock
+    Half an hour on two cores. With --real, a closed batch on the real clock
     with tools that sleep, minutes more.
 
     Examples:
@@ -215,6 +216,8 @@ def lane(
     say = remarks().print
     document = measure(seeds=seeds, seconds=seconds, processes=processes, real=real, say=say)
     _answer(document, as_json=as_json)
+    if not as_json:
+        _tell_peers(document["peers"])
 
 
 @app.command("scale")
@@ -340,3 +343,13 @@ def _answer(document: dict[str, Any], *, as_json: bool) -> None:
         left_out = [name for name, why in document["notes"].items() if why == note]
         console.print(cell(f"left out: {', '.join(left_out)} ({note})", "dim"))
     console.print(cell(", ".join(f"{k} {v}" for k, v in document["machine"].items()), "dim"))
+
+
+def _tell_peers(peers: dict[str, Any]) -> None:
+    """Show each peer's tuned value in each regime, and ours ÷ its speed there and a quarter off."""
+    made = table("regime", "peer", ">tuned to", ">x 0.75", ">x 1", ">x 1.25")
+    for regime, each in peers.items():
+        for name, one in each.items():
+            ratios = [f"{ratio:.3f}" for ratio in one["ours_divided_by_it"].values()]
+            made.add_row(cell(regime), cell(name), str(one["tuned_to"]), *ratios)
+    answers().print(made)

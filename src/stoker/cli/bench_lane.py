@@ -17,18 +17,13 @@ from typing import Any
 
 import msgspec
 
+from stoker.cli.bench_lane_peers import FACTORS, TUNED, Ratios, against, told
 from stoker.cli.bench_lane_real import real_and_simulated
 from stoker.cli.bench_machine import figure, machine
 from stoker.config.tree import AdmissionSettings
 from stoker.inference.profile import SimProfile
 from stoker.testing.simulator.closed import ideal, lock_step
-from stoker.testing.simulator.policies import (
-    Adaptive,
-    Pinned,
-    Semaphore,
-    StagedQueues,
-    UsageAimd,
-)
+from stoker.testing.simulator.policies import Adaptive, Semaphore
 from stoker.testing.simulator.regimes import DEVICES, SHIFTING, STATIONARY, WAITS, Regime
 from stoker.testing.simulator.trace import RolloutTrace, Shape, endless, lognormal, mixed, shifting
 from stoker.testing.simulator.world import Outcome, Policy, simulate
@@ -37,6 +32,8 @@ _FIRST_SEED = 10
 """Seeds below it tuned the peers."""
 _PEER_SEEDS = 4
 """Seeds on which the peers besides the semaphore run: they take as long as all else."""
+_QUARTER_OFF_SEEDS = 2
+"""Seeds on which every peer runs a quarter off its tuned value too: as long as all else again."""
 _OVERSIZED = 1.25
 _CLOSED = SimProfile(policy="scripted:none", a=0.25, c=0.02, window=64, name="turns")
 _CLOSED_SHAPE = Shape(prompt=(1, 1), turns=(10, 10), sampled=(1, 1), observed=(1, 1))
@@ -68,8 +65,8 @@ class Paired(msgspec.Struct, frozen=True):
     p95: float
     """95th percentile of completion ÷ the tuned semaphore's."""
     parked_max: float
-    peers: dict[str, float]
-    """Ours ÷ each other peer, on the first seeds."""
+    peers: Ratios
+    """Ours ÷ each peer's tokens a second, on the first seeds; on fewer, at a quarter off too."""
 
 
 def measure(*, seeds: int, seconds: float, processes: int, real: bool, say: Say) -> dict[str, Any]:
@@ -97,6 +94,10 @@ def measure(*, seeds: int, seconds: float, processes: int, real: bool, say: Say)
     }
     document["traces"] = {trace: found.told() for trace, found in short.items()}
     document["regimes"] = _regimes(paired)
+    off = [one for one in paired if any(len(each) > 1 for each in one.peers.values())]
+    document["peers"] = told(
+        {regime: [one.peers for one in off if one.regime == regime] for regime in STATIONARY}
+    )
     if real:
         say("bench lane: a real run, minutes of real time …")
         took, simulated = real_and_simulated(
@@ -177,7 +178,9 @@ def _against_others(paired: Sequence[Paired]) -> dict[str, Any]:
     """Return the figures against the other peers: of the worst regime, in means of paired seeds."""
 
     def worst(peer: str, regimes: Iterable[Regime]) -> list[float]:
-        each = [[p.peers[peer] for p in paired if p.regime == r and p.peers] for r in regimes]
+        each = [
+            [p.peers[peer][TUNED] for p in paired if p.regime == r and p.peers] for r in regimes
+        ]
         return min(each, key=statistics.mean)
 
     tenth = [r for r in STATIONARY if r.memory_share == _HEAVY_SHARE]
@@ -199,14 +202,6 @@ def _regimes(paired: Sequence[Paired]) -> dict[str, Any]:
     for regime in STATIONARY:
         mine = [one for one in paired if one.regime == regime]
         found[regime.name] = {
-            "semaphore": regime.semaphore,
-            "staged": regime.staged,
-            "pinned_share": regime.pinned_share,
-            "usage_aim": regime.usage_aim,
-            "peers": {
-                peer: statistics.mean(one.peers[peer] for one in mine if one.peers)
-                for peer in mine[0].peers
-            },
             "ratio": statistics.mean(one.ratio for one in mine),
             "low": min(one.ratio for one in mine),
             "high": max(one.ratio for one in mine),
@@ -242,19 +237,18 @@ def _paired(regime: Regime, seed: int, seconds: float) -> Paired:
 
     ours, tuned = run(Adaptive()), run(Semaphore(regime.semaphore))
     speed = ours.tokens_per_second
-    oversized, peers = None, {}
+    known = {("semaphore", TUNED): tuned.tokens_per_second}
+    oversized = None
     if regime in _CLIFF:
         peer = run(Semaphore(round(_OVERSIZED * regime.semaphore)))
+        known["semaphore", _OVERSIZED] = peer.tokens_per_second
         oversized = speed / max(peer.tokens_per_second, 1e-9)
+    peers: Ratios = {}
     if seed < _FIRST_SEED + _PEER_SEEDS:
-        others: dict[str, Policy] = {
-            "staged": StagedQueues(*regime.staged),
-            "pinned": Pinned(regime.pinned_share * regime.shape.context_mean),
-            "usage": UsageAimd(regime.usage_aim),
-        }
-        peers = {
-            name: speed / max(run(peer).tokens_per_second, 1e-9) for name, peer in others.items()
-        }
+        factors = FACTORS if seed < _FIRST_SEED + _QUARTER_OFF_SEEDS else (TUNED,)
+        peers = against(
+            regime, speed, lambda one: run(one).tokens_per_second, factors=factors, known=known
+        )
     return Paired(
         regime,
         speed / tuned.tokens_per_second,
