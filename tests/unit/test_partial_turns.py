@@ -144,8 +144,10 @@ def test_c1_a_turn_the_server_aborts_of_itself_goes_on(
                 await server.engine.until_in_flight(1)
                 server.engine.end()
                 await server.engine.until_quiet()
-            totals = lane.totals()
-            return await call, totals.retries, totals.failures
+            turn, totals = await call, lane.totals()
+            assert (totals.continued, totals.anew, totals.calls) == (2, 0, 1)
+            assert totals.tokens == turn.token_count, "each counted once"
+            return turn, totals.retries, totals.failures
 
     turn, retries, failures = asyncio.run(main())
     assert turn.text == TEXT

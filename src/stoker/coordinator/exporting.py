@@ -55,6 +55,8 @@ class Exporter:
         metrics.total(catalogue.LANE_CALLS, lane.calls, result="returned")
         metrics.total(catalogue.LANE_CALLS, lane.retries, result="retried")
         metrics.total(catalogue.LANE_CALLS, lane.failures, result="failed")
+        metrics.total(catalogue.LANE_CALLS, lane.continued, result="continued")
+        metrics.total(catalogue.LANE_CALLS, lane.anew, result="anew")
         metrics.set(catalogue.LANE_RUNNING, snapshot.lane.running)
         metrics.set(catalogue.LANE_WINDOW, snapshot.lane.window)
         metrics.set(catalogue.LANE_THROUGHPUT_SHARE, snapshot.lane.throughput_share or 0.0)

@@ -123,7 +123,9 @@ class Lane:
                 continue
             if not is_aborted(generation):
                 return course.whole(generation)
-            course.aborted(generation, call.granted.result())
+            kept = course.aborted(generation, call.granted.result())
+            self._meter.continued += kept
+            self._meter.anew += not kept
 
     async def take_back(self) -> TakenBack:
         """End the calls on replicas: each goes on, when calls are issued again, from what it had.

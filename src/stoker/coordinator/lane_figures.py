@@ -38,6 +38,10 @@ class LaneTotals(msgspec.Struct, frozen=True, kw_only=True):
     """Tries after the first."""
     failures: int = 0
     """Tries that failed."""
+    continued: int = 0
+    """Tries that were aborted and left what the next one goes on from."""
+    anew: int = 0
+    """Tries that were aborted and left nothing."""
     service_seconds: float = 0.0
     """Issued to answered, over answered calls."""
     wait_seconds: float = 0.0
@@ -126,6 +130,7 @@ class LaneMeter:
         self.at = clock.monotonic()
         """Up to when it was charged."""
         self.calls = self.tokens = self.retries = self.failures = self.issued = 0
+        self.continued = self.anew = 0
         self.service_seconds = self.wait_seconds = 0.0
         self._seconds = self._active = self._call = 0.0
         self._window = self._active_window = 0.0
@@ -169,6 +174,8 @@ class LaneMeter:
             tokens=self.tokens,
             retries=self.retries,
             failures=self.failures,
+            continued=self.continued,
+            anew=self.anew,
             service_seconds=self.service_seconds,
             wait_seconds=self.wait_seconds,
             issued=self.issued,

@@ -59,8 +59,8 @@ class Course:
             replica=replica,
         ) from error
 
-    def aborted(self, generation: Generation, replica: int) -> None:
-        """Go on, in the next try, from what an aborted one gave.
+    def aborted(self, generation: Generation, replica: int) -> bool:
+        """Go on, in the next try, from what an aborted one gave; return whether there is any.
 
         One that came no further than another before counts as failed: there must be an end.
         """
@@ -71,6 +71,7 @@ class Course:
             self.failed(ModelUnavailable("it was aborted again and came no further"), replica)
         elif begun is None:
             self.anew = True
+        return self.request.begun is not None
 
     def whole(self, generation: Generation) -> Generation:
         """Return the answer, which says whether an earlier sampling of it was lost."""

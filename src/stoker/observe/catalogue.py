@@ -80,7 +80,7 @@ LANE_TOKENS = CounterMetric(
 LANE_CALLS = CounterMetric(
     name="stoker_lane_calls_total",
     labels=("result",),
-    help="Model calls by result: returned, retried, failed.",
+    help="Model calls by result: returned, retried, failed; aborted: continued, anew.",
     where="coordinator, lane",
 )
 LANE_RUNNING = GaugeMetric(

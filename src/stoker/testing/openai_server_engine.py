@@ -185,7 +185,9 @@ class Engine:
         """Return when some call in flight has ``count`` tokens."""
         async with self.changed:
             await self.changed.wait_for(
-                lambda: any(len(one.tokens) >= count for one in self.calls if not one.done)
+                lambda: any(
+                    len(one.tokens) >= count for one in self.calls if not (one.done or one.aborted)
+                )
             )
 
     async def until_quiet(self) -> None:
