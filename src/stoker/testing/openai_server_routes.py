@@ -23,6 +23,7 @@ from stoker.testing.openai_server_engine import (
 )
 from stoker.testing.openai_server_http import Problem, Request, Response, answer
 from stoker.testing.openai_server_pages import sglang_page, vllm_page
+from stoker.testing.openai_server_tables import DEVELOPMENT, GET, IDS, NAMES, POST
 
 Body = dict[str, Any]
 _BLOCK = re.compile(r"\n?<tool_call>.*?(</tool_call>|\Z)", re.DOTALL)
@@ -48,13 +49,13 @@ class Routes:
         Raises:
             Problem: it is an error.
         """
-        route = _GET.get(request.path) if request.method == "GET" else _POST.get(request.path)
+        route = GET.get(request.path) if request.method == "GET" else POST.get(request.path)
         flavours, method = route or ("", "")
         features = self._features
         offered = features.flavour in flavours.split() if flavours else bool(route)
-        if not offered or (request.path in _DEVELOPMENT and not features.development):
+        if not offered or (request.path in DEVELOPMENT and not features.development):
             raise Problem(404, f"there is no {request.method} {request.path}")
-        if request.path in _IDS and not features.tokenizes:
+        if request.path in IDS and not features.tokenizes:
             raise Problem(404, f"there is no {request.path}")
         found: Response = await getattr(self, method)(request)
         return found
@@ -272,7 +273,7 @@ class Routes:
         rid = request.headers.get("x-request-id", "")
         call = EngineCall(
             request_id=rid,
-            name=_NAMES.get(request.path, "{}").format(rid)
+            name=NAMES.get(request.path, "{}").format(rid)
             if self._features.flavour == "vllm"
             else rid,
             prompt=prompt.tolist(),
@@ -462,45 +463,3 @@ def _spans(versions: list[str]) -> list[Body]:
 
 def _event(value: Body) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
-
-
-_GET = {
-    "/health": ("", "health"),
-    "/v1/models": ("", "models"),
-    "/version": ("vllm", "version"),
-    "/metrics": ("vllm sglang", "metrics"),
-    "/is_paused": ("vllm", "is_paused"),
-    "/weight_info": ("vllm", "weight_info"),
-    "/model_info": ("sglang", "model_info"),
-}
-_POST = {
-    "/v1/chat/completions": ("", "chat"),
-    "/v1/completions": ("vllm", "completion"),
-    "/inference/v1/generate": ("vllm", "scaled"),
-    "/generate": ("sglang", "generate"),
-    "/tokenize": ("vllm sglang", "tokenize"),
-    "/detokenize": ("vllm sglang", "detokenize"),
-    "/pause": ("vllm", "pause"),
-    "/resume": ("vllm", "resume"),
-    "/reset_prefix_cache": ("vllm", "forget"),
-    "/collective_rpc": ("vllm", "nothing"),
-    "/update_weight_version": ("vllm", "set_version"),
-    "/pause_generation": ("sglang", "pause"),
-    "/continue_generation": ("sglang", "resume"),
-    "/flush_cache": ("sglang", "nothing"),
-    "/update_weights_from_disk": ("sglang", "set_version"),
-    "/abort_request": ("sglang", "abort"),
-    "/abort_requests": ("vllm", "abort_requests"),
-    "/inference/v1/abort_requests": ("vllm", "abort_requests"),
-}
-_NAMES = {
-    "/v1/chat/completions": "chatcmpl-{}",
-    "/v1/completions": "cmpl-{}-0",
-    "/inference/v1/generate": "generate-tokens-{}",
-}
-"""What vLLM calls a request by its route."""
-_IDS = {"/tokenize", "/detokenize", "/v1/completions", "/generate", "/inference/v1/generate"}
-_DEVELOPMENT = {
-    "/is_paused", "/weight_info", "/pause", "/resume", "/reset_prefix_cache", "/collective_rpc",
-    "/update_weight_version", "/abort_requests",
-}  # fmt: skip
