@@ -17,11 +17,11 @@ from stoker.model.checkpoint import Checkpoint
 from stoker.model.execution import Rung
 from stoker.model.tools import RunRequest
 from stoker.model.value import content_digest
-from stoker.sandbox import branching, states, unpacking
+from stoker.sandbox import branching, entries, states, unpacking
 from stoker.sandbox.local import LocalBackend, LocalBox
 from support import sandbox
 from support.sandbox import boxed, needs_root, run
-from support.states import FILLED, holds, names_in, ran
+from support.states import FILLED, FORGED, crafted, entry, holds, names_in, ran
 
 DEEP = """
 import os
@@ -136,54 +136,6 @@ def _unplanted(workspace: Path) -> None:
     assert os.listxattr(workspace / "plain") == []
 
 
-def crafted(*entries: states.Entry, content: bytes = b"") -> bytes:
-    """Return a stream with ``entries``, whatever they say."""
-    whole = states.MAGIC
-    for entry in entries:
-        record = states._encode(entry)
-        whole += len(record).to_bytes(4) + record
-    return whole + content
-
-
-def entry(kind: str, *parts: bytes, folder: bytes = b"workspace", **fields: object) -> states.Entry:
-    """Return one record."""
-    return states.Entry(folder, parts, kind, 0o4777, 0, **fields)  # type: ignore[arg-type]
-
-
-FORGED = {
-    "climbing": crafted(entry("directory", b"..", b"..", b"out")),
-    "a slash in a name": crafted(entry("directory", b"../../out")),
-    "no name": crafted(entry("directory")),
-    "through a link": crafted(
-        entry("link", b"a", target=b"/etc"), entry("file", b"a", b"stoker-was-here")
-    ),
-    "another name of a file outside": crafted(
-        entry("link", b"a", target=b"/etc"), entry("same", b"b", target=b"a/passwd")
-    ),
-    "a folder of its own": crafted(entry("directory", b"x", folder=b"../etc")),
-    "a device": crafted(entry("device", b"x")),
-    "extents out of order": crafted(
-        entry("file", b"x", size_bytes=9, extents=((4, 1), (0, 1))), content=b"ab"
-    ),
-    "another name, climbing": crafted(
-        entry("same", b"b", target=b"../../../../../../../../etc/passwd")
-    ),
-    "a name twice": crafted(entry("directory", b"x"), entry("directory", b"x")),
-    "beneath nothing": crafted(entry("file", b"x", b"y")),
-    "beneath a file": crafted(entry("file", b"x"), entry("file", b"x", b"y")),
-    "a size below nothing": crafted(entry("file", b"x", size_bytes=-1)),
-    "a size over everything": crafted(entry("file", b"x", size_bytes=(1 << 64) - 1)),
-    "an extent over everything": crafted(
-        entry("file", b"x", extents=(((1 << 64) - 2, 1),)), content=b"a"
-    ),
-    "an extent of nothing": crafted(entry("file", b"x", extents=((0, 0),))),
-    "cut short": crafted(entry("file", b"x", size_bytes=9, extents=((0, 9),)), content=b"ab"),
-    "a record without end": states.MAGIC + b"\xff\xff\xff\xff",
-    "no stream": b"PK\x03\x04 something else",
-    "nothing": b"",
-}
-
-
 @pytest.mark.parametrize("rung", sandbox.HERE)
 @pytest.mark.parametrize("named", FORGED)
 def test_a_forged_checkpoint_is_refused_and_touches_nothing(
@@ -208,7 +160,7 @@ def test_a_forged_checkpoint_is_refused_and_touches_nothing(
 def test_without_openat2_another_name_still_never_climbs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states, "_has_openat2", lambda: False)
+    monkeypatch.setattr(entries, "_has_openat2", lambda: False)
     (tmp_path / "secret").write_text("of the host")
     (tmp_path / "workspace").mkdir()
     stream = crafted(entry("same", b"b", target=b"../secret"))
@@ -220,7 +172,7 @@ def test_without_openat2_another_name_still_never_climbs(
                 {b"workspace": root},
                 None,
                 content_digest(stream),
-                states.Bounds(bytes_max=100, entries_max=100),
+                entries.Bounds(bytes_max=100, entries_max=100),
             )
     finally:
         os.close(root)
@@ -228,7 +180,7 @@ def test_without_openat2_another_name_still_never_climbs(
 
 
 def test_names_alone_are_bounded_on_the_way_out_and_in(tmp_path: Path) -> None:
-    bounds = states.Bounds(bytes_max=1000, entries_max=8)
+    bounds = entries.Bounds(bytes_max=1000, entries_max=8)
     (tmp_path / "long").mkdir()
     (tmp_path / "into").mkdir()
     for number in range(3):
@@ -236,10 +188,10 @@ def test_names_alone_are_bounded_on_the_way_out_and_in(tmp_path: Path) -> None:
     long = os.open(tmp_path / "long", os.O_PATH | os.O_DIRECTORY)
     into = os.open(tmp_path / "into", os.O_PATH | os.O_DIRECTORY)
     try:
-        with pytest.raises(states.Unkept, match="names take more than"):
+        with pytest.raises(entries.Unkept, match="names take more than"):
             states.pack({b"workspace": long}, BytesIO(), bounds)
         stream = BytesIO()
-        more = msgspec.structs.replace(bounds, entries_max=100)
+        more = bounds._replace(entries_max=100)
         packed = states.pack({b"workspace": long}, stream, more)
         stream.seek(0)
         with pytest.raises(OSError, match="names take more than"):

@@ -20,9 +20,10 @@ from stoker.model.execution import Baseline, Rung
 from stoker.model.tools import RunRequest, RunResult
 from stoker.sandbox import runtime
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import LocalBox, Prepared
+from stoker.sandbox.local import LocalBox
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.namespace import NamespaceBackend
+from stoker.sandbox.starts import Prepared
 from support import sandbox
 from support.attacks import ENVIRONMENTS, WRITE_BACK
 from support.sandbox import BOXED, OWN, attacked, backend_of, needs_root, policy_of

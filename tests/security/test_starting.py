@@ -17,11 +17,12 @@ from stoker.model.tools import RunRequest
 from stoker.sandbox import mounts
 from stoker.sandbox.cgroups import is_zombie
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import LocalBox, Prepared
+from stoker.sandbox.local import LocalBox
 from stoker.sandbox.maker_client import MakerClient
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.mounts import MountCheck
 from stoker.sandbox.namespace import NamespaceBackend
+from stoker.sandbox.starts import Prepared
 from support import sandbox
 from support.sandbox import policy_of
 

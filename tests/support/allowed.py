@@ -103,7 +103,7 @@ BOUNDARIES = {
 }
 
 UNTRIED_WRITES = {
-    "sandbox/unpacking.py:_write_extent": "files of a box that is being made: it goes with the box",
+    "sandbox/placing.py:_write_extent": "files of a box that is being made: it goes with the box",
     # module:function: why no fault point is needed there
     "broker/copying.py:copy_database": "tried with a device that is always full",
     "broker/place.py:take_lock": "a few bytes for people, in a file that is there; the lock counts",

@@ -7,12 +7,19 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from io import BytesIO
 from pathlib import Path
 
 import stoker
+from stoker.model.execution import Limits
+from stoker.sandbox import states
+from stoker.sandbox.branching import bounds_of
+from stoker.sandbox.states import Packed
 from stoker.sandbox.vm.link import GuestLink, Order
 
 LIMITS = {"memory_bytes": 1, "processes_max": 1, "disk_bytes": 1, "files_max": 1}
+SMALL = Limits(disk_bytes=1 << 20, files_max=100)
+BOUNDS = bounds_of(SMALL)
 PATIENCE = 30.0
 """Seconds: only reached when something hangs."""
 
@@ -57,3 +64,32 @@ def order(
         cpu_seconds=cpu,
         output_bytes=output,
     )
+
+
+def filled(directory: Path) -> Path:
+    """Make a small tree with one of each kind."""
+    workspace = directory / "workspace"
+    (workspace / "deep" / ("n" * 255)).mkdir(parents=True)
+    (workspace / "deep" / "file").write_bytes(bytes(range(256)) * 1200)
+    (workspace / "tool").write_text("x")
+    (workspace / "tool").chmod(0o4755)
+    os.link(workspace / "tool", workspace / "again")
+    (workspace / "out").symlink_to("/etc/passwd")
+    os.mkfifo(workspace / "pipe")
+    with (workspace / "sparse").open("wb") as file:
+        file.truncate(3_000_000)
+        file.seek(1_000_000)
+        file.write(b"middle")
+    os.utime(workspace / "tool", ns=(-5, -5_000_000_001))
+    return workspace
+
+
+def of_host(workspace: Path) -> tuple[Packed, bytes]:
+    """Return the state of a workspace as the host packs it."""
+    into = BytesIO()
+    opened = os.open(workspace, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        packed = states.pack({b"workspace": opened}, into, BOUNDS)
+    finally:
+        os.close(opened)
+    return packed, into.getvalue()

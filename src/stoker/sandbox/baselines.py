@@ -25,9 +25,10 @@ from stoker.sandbox import runtime
 from stoker.sandbox.base import not_offered
 from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.branching import Beginning, bounds_of
+from stoker.sandbox.entries import Bounds, Unkept
 from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.roots import BYTES_MAX, TREE, Root, Roots, through_link
-from stoker.sandbox.states import Bounds, Unkept, pack
+from stoker.sandbox.states import pack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
 

@@ -11,27 +11,26 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, Protocol, TypeVar, cast
 
 from stoker.errors import ArtifactDamaged, BoxFailed, ToolRefused
 from stoker.model.checkpoint import Checkpoint, StateKind
 from stoker.model.execution import Baseline, ExecutionPolicy, Limits
 from stoker.sandbox import states
-from stoker.sandbox.base import Branch, not_offered
-from stoker.sandbox.states import Bounds, Packed, Unkept
+from stoker.sandbox.base import Box, Branch, not_offered
+from stoker.sandbox.entries import FOLDERS, Bounds, Unkept
+from stoker.sandbox.states import Packed
 from stoker.sandbox.undoing import seen_out
 from stoker.sandbox.unpacking import unpack
 from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
 
 if TYPE_CHECKING:
-    from stoker.sandbox.local import LocalBackend, LocalBox
+    from stoker.sandbox.local import LocalBox
 
 STATE_WRITTEN = declare("box.state.written", "a checkpoint of a box is a file and has no name yet")
 STATE_NAMED = declare("box.state.named", "a checkpoint has its name; nobody was told")
 
-FOLDERS = ("workspace", "tmp", "shm")
-"""What a box keeps between actions."""
 _IN_MEMORY_BYTES_MAX = 8 * 1024 * 1024
 _ENTRIES_SPARE = 1000
 """Names above the inodes that a limit allows: other names of the same files."""
@@ -51,9 +50,79 @@ class Beginning(NamedTuple):
     """The box it is from had been interrupted."""
 
 
-async def checkpoint_of(box: "LocalBox", directory: Path) -> Checkpoint:
+class Keeps(Protocol):
+    """A box whose state can be kept."""
+
+    box_id: str
+    baseline: Baseline
+    policy: ExecutionPolicy
+    began_from: str
+    generation: int
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a program was cut short in it."""
+        ...
+
+    @property
+    def backend(self) -> "Makes[Begun]":
+        """What makes its branches."""
+        ...
+
+    async def packed(self, into: BinaryIO) -> Packed:
+        """Write its state to ``into``.
+
+        Raises:
+            ToolRefused, BoxFailed: as for ``base.Box.checkpoint``.
+
+        **Cancellation:** ``into`` is left alone before it goes on.
+        """
+        ...
+
+
+class Begun(Box, Protocol):
+    """A box that knows what it began in."""
+
+    generation: int
+
+
+B_co = TypeVar("B_co", covariant=True)
+
+
+class Makes(Protocol[B_co]):
+    """A backend whose boxes begin empty or in a state."""
+
+    spool: Path
+    """Where large states lie, nameless, while they are copied."""
+
+    async def make(
+        self,
+        box_id: str,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+        *,
+        begins: Beginning | None = None,
+    ) -> B_co:
+        """Make a box; raises what ``base.Backend.restore`` raises."""
+        ...
+
+
+async def checkpoint_of(box: Keeps, directory: Path) -> Checkpoint:
     """Write the state of ``box`` under its digest in ``directory``; see ``base.Box``."""
-    packed, file, _ = await whole(lambda: _written(box, directory), _unlink_written)
+    fresh = directory / f".{fresh_id('new_')}"
+    try:
+        into = await whole(lambda: fresh.open("xb"), lambda opened: opened.close())
+        with into:
+            packed = await box.packed(into)
+        reach(STATE_WRITTEN)
+        file, _ = await whole(lambda: _named(fresh, directory / packed.digest), _unlink_named)
+    except OSError as error:
+        raise BoxFailed(
+            f"a checkpoint of box {box.box_id} could not be written to {directory} "
+            f"({error.strerror}); nothing of it was kept"
+        ) from error
+    finally:
+        fresh.unlink(missing_ok=True)
     return Checkpoint(
         digest=packed.digest,
         parent=box.began_from,
@@ -64,12 +133,12 @@ async def checkpoint_of(box: "LocalBox", directory: Path) -> Checkpoint:
     )
 
 
-async def branches_of(box: "LocalBox", count: int) -> tuple[Branch, ...]:
+async def branches_of(box: Keeps, count: int) -> tuple[Branch, ...]:
     """Make ``count`` boxes that begin in the state of ``box``; see ``base.Box``."""
     made: list[Branch] = []
     with tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES_MAX, dir=str(box.backend.spool)) as spooled:
         source = cast("BinaryIO", spooled)
-        packed = await whole(lambda: _packed(box, source), lambda _packed: None)
+        packed = await box.packed(source)
         begins = Beginning(source, packed.digest, box.generation + 1, box.interrupted)
         try:
             for _ in range(count):
@@ -86,15 +155,11 @@ async def branches_of(box: "LocalBox", count: int) -> tuple[Branch, ...]:
 
 
 async def restored(
-    backend: "LocalBackend",
-    box_id: str,
-    baseline: Baseline,
-    policy: ExecutionPolicy,
-    saved: Checkpoint,
-) -> "LocalBox":
+    backend: Makes[T], box_id: str, baseline: Baseline, policy: ExecutionPolicy, saved: Checkpoint
+) -> T:
     """Make a box that begins in the state of ``saved``; see ``base.Backend``."""
     if saved.kind is not StateKind.FILES:
-        raise not_offered(f"restoring checkpoints of {saved.kind}", "namespace and process")
+        raise not_offered(f"restoring checkpoints of {saved.kind}", "namespace and qemu")
     try:
         source = await asyncio.to_thread(Path(saved.file).open, "rb")
     except OSError as error:
@@ -109,8 +174,8 @@ async def restored(
 
 
 async def begun(
-    backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy, state: Path
-) -> "LocalBox":
+    backend: Makes[T], box_id: str, baseline: Baseline, policy: ExecutionPolicy, state: Path
+) -> T:
     """Make a box that begins in the built ``state`` of its baseline."""
     try:
         opened = await asyncio.to_thread(state.open, "rb")
@@ -140,14 +205,18 @@ def begin_in(box: "LocalBox", begins: Beginning) -> None:
     box.interrupted = begins.interrupted
 
 
+async def packed_by_host(box: "LocalBox", into: BinaryIO) -> Packed:
+    """Write the state of a box of this host's kernel; see ``Keeps.packed``."""
+    return await whole(lambda: _packed(box, into), lambda _: None)
+
+
 def _packed(box: "LocalBox", into: BinaryIO) -> Packed:
     try:
         with _folders(box.directory) as folders:
             packed = states.pack(folders, into, bounds_of(box.policy.limits))
+        into.flush()
     except Unkept as error:
-        raise ToolRefused(
-            f"the state of box {box.box_id} cannot be kept: {error}; the box goes on as it was"
-        ) from error
+        raise unkept(box.box_id, error) from error
     except OSError as error:
         raise BoxFailed(
             f"the state of box {box.box_id} could not be read or written ({error}); nothing of it "
@@ -158,25 +227,19 @@ def _packed(box: "LocalBox", into: BinaryIO) -> Packed:
     return packed
 
 
-def _written(box: "LocalBox", directory: Path) -> tuple[Packed, Path, bool]:
-    """Return what was written, where, and whether it was there already."""
-    fresh = directory / f".{fresh_id('new_')}"
-    try:
-        with fresh.open("xb") as into:
-            packed = _packed(box, into)
-        reach(STATE_WRITTEN)
-        file = directory / packed.digest
-        known = file.exists()
-        fresh.replace(file)
-        reach(STATE_NAMED)
-    except OSError as error:
-        raise BoxFailed(
-            f"a checkpoint of box {box.box_id} could not be written to {directory} "
-            f"({error.strerror}); nothing of it was kept"
-        ) from error
-    finally:
-        fresh.unlink(missing_ok=True)
-    return packed, file, known
+def unkept(box_id: str, why: object) -> ToolRefused:
+    """Return the error of a box that holds what cannot be kept."""
+    return ToolRefused(
+        f"the state of box {box_id} cannot be kept: {why}; the box goes on as it was"
+    )
+
+
+def _named(fresh: Path, file: Path) -> tuple[Path, bool]:
+    """Give what was written its name; return it, and whether it was there already."""
+    known = file.exists()
+    fresh.replace(file)
+    reach(STATE_NAMED)
+    return file, known
 
 
 def bounds_of(limits: Limits) -> Bounds:
@@ -201,8 +264,8 @@ def _folders(directory: Path) -> Iterator[dict[bytes, int]]:
             os.close(descriptor)
 
 
-def _unlink_written(written: tuple[Packed, Path, bool]) -> None:
-    _, file, known = written
+def _unlink_named(named: tuple[Path, bool]) -> None:
+    file, known = named
     if not known:  # an equal state that was kept before is somebody else's
         file.unlink(missing_ok=True)
 

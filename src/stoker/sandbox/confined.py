@@ -10,8 +10,9 @@ from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, seccomp
 from stoker.sandbox.base import BoxOffer, Strength
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import LocalBackend, LocalBox, Parts, Prepared
+from stoker.sandbox.local import LocalBackend, LocalBox, Parts
 from stoker.sandbox.process import ProcessBackend
+from stoker.sandbox.starts import Prepared
 
 _READ = (
     "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc/ld.so.cache",

@@ -23,12 +23,13 @@ from stoker.sandbox.branching import Beginning
 from stoker.sandbox.canary import namespace_strengths, tried_offer
 from stoker.sandbox.fenced import INSIDE_ID, FencedBackend
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import CHANNEL_FIRST, LocalBox, Parts, Prepared
+from stoker.sandbox.local import CHANNEL_FIRST, LocalBox, Parts
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.oci import Bind, Container, specification
 from stoker.sandbox.oci_runtimes import Runtime
 from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.seccomp_profile import profile
+from stoker.sandbox.starts import Prepared
 from stoker.sandbox.views import View, system_directories
 from stoker.sandbox.words import encoded, encoded_argv, inside_directory
 

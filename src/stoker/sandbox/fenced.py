@@ -12,8 +12,8 @@ from stoker.errors import IsolationUnavailable
 from stoker.model.execution import ExecutionPolicy, Trust
 from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, places, reporter
-from stoker.sandbox.branching import FOLDERS
 from stoker.sandbox.egress.gate import Gate
+from stoker.sandbox.entries import FOLDERS
 from stoker.sandbox.finding import find
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBackend, LocalBox, Parts

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 from stoker.sandbox import kernel
+from stoker.sandbox.entries import Bounds
 from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.saved_images import Unusable, members
-from stoker.sandbox.states import Bounds
 
 _IN_TREE = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY

@@ -8,8 +8,9 @@ import asyncio
 import os
 import resource
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import msgspec
 
@@ -27,16 +28,17 @@ from stoker.model.tools import (
 )
 from stoker.sandbox import branching, kernel
 from stoker.sandbox.base import BoxOffer, BoxRun, Branch
-from stoker.sandbox.branching import FOLDERS, Beginning, begin_in
+from stoker.sandbox.branching import Beginning, begin_in
 from stoker.sandbox.cgroups import Group
 from stoker.sandbox.egress.gate import Gate, with_network
+from stoker.sandbox.entries import FOLDERS
 from stoker.sandbox.files import WorkspaceFiles
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.judge import judge_in
 from stoker.sandbox.ledger import BoxRecord
-from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import make_public
-from stoker.sandbox.starts import Unstarted, as_reported, unstarted
+from stoker.sandbox.starts import Prepared, Unstarted, as_reported, unstarted
+from stoker.sandbox.states import Packed
 from stoker.sandbox.supervise import Ended, Starter, Watcher, Work, supervise
 from stoker.sandbox.undoing import seen_out, to_its_end
 from stoker.sandbox.warm import WarmServer
@@ -57,26 +59,6 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     group: bool
     launcher_uid: bool = False
     """A second uid, under which its launcher runs."""
-
-
-class Prepared(msgspec.Struct, kw_only=True):
-    """An action ready to be started, with the descriptors to close once it is."""
-
-    order: WorkOrder
-    mounts: list[int] = []
-    """Detached mounts for ``order.place``."""
-    passed: list[int] = []
-    opened: list[int] = []
-    """Closed as soon as the process exists."""
-    began: Callable[[], bool] | None = None
-    """Whether the launcher really started the program, asked after its end; ``None``: there is no
-    launcher."""
-    status: int = -1
-    """Read end that ``began`` reads, or -1."""
-    reported: int = -1
-    """Read end on which the program's raw wait status is reported, or -1."""
-    server: WarmServer | None = None
-    """What starts it instead of the maker."""
 
 
 class LocalBox:
@@ -272,6 +254,10 @@ class LocalBox:
         """Make boxes that begin in its state."""
         self._at_rest()
         return await branching.branches_of(self, count)
+
+    async def packed(self, into: BinaryIO) -> Packed:
+        """Write its state to ``into``; see ``branching.Keeps``."""
+        return await branching.packed_by_host(self, into)
 
     @property
     def leaving(self) -> bool:

@@ -20,10 +20,10 @@ from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.canary import namespace_offer
 from stoker.sandbox.fenced import INSIDE_ID, FencedBackend
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import CHANNEL_FIRST, LocalBox, Parts, Prepared
+from stoker.sandbox.local import CHANNEL_FIRST, LocalBox, Parts
 from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
-from stoker.sandbox.starts import launcher_told
+from stoker.sandbox.starts import Prepared, launcher_told
 from stoker.sandbox.views import View
 from stoker.sandbox.warm import Plan, WarmServer, is_warm_form
 from stoker.sandbox.words import base_environment, encoded, encoded_argv, inside_directory

@@ -15,9 +15,9 @@ from stoker.sandbox.local import (
     LocalBackend,
     LocalBox,
     Parts,
-    Prepared,
 )
 from stoker.sandbox.making import WorkOrder
+from stoker.sandbox.starts import Prepared
 from stoker.sandbox.words import base_environment, encoded, encoded_argv, inside_directory
 
 

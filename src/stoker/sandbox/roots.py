@@ -25,11 +25,11 @@ import msgspec
 
 from stoker.errors import BoxFailed, ConfigInvalid
 from stoker.sandbox import kernel, saved_images, states
+from stoker.sandbox.entries import Bounds, Unkept
 from stoker.sandbox.layers import Tree
 from stoker.sandbox.removal import remove_tree
 from stoker.sandbox.runtime import make_public
 from stoker.sandbox.saved_images import Image, Unusable
-from stoker.sandbox.states import Bounds, Unkept
 from stoker.sandbox.unpacking import unpack
 from stoker.seams.faultpoints import declare, reach
 

@@ -15,13 +15,35 @@ import msgspec
 
 from stoker.errors import BoxFailed
 from stoker.model.tools import LimitKind, RunResult
+from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.supervise import Ended, ending
+from stoker.sandbox.warm import WarmServer
 
 _TOO_LONG = frozenset({errno.E2BIG})
 _MISSING_PROGRAM = _TOO_LONG | {errno.ENOENT, errno.ENOEXEC, errno.EACCES, errno.ENOTDIR}
 """The program's fault, an observation."""
 _PASSING = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 """What a busy host answers; a moment later it may have room."""
+
+
+class Prepared(msgspec.Struct, kw_only=True):
+    """An action ready to be started, with the descriptors to close once it is."""
+
+    order: WorkOrder
+    mounts: list[int] = []
+    """Detached mounts for ``order.place``."""
+    passed: list[int] = []
+    opened: list[int] = []
+    """Closed as soon as the process exists."""
+    began: Callable[[], bool] | None = None
+    """Whether the launcher really started the program, asked after its end; ``None``: there is no
+    launcher."""
+    status: int = -1
+    """Read end that ``began`` reads, or -1."""
+    reported: int = -1
+    """Read end on which the program's raw wait status is reported, or -1."""
+    server: WarmServer | None = None
+    """What starts it instead of the maker."""
 
 
 class Unstarted(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,8 +6,10 @@ files (with their holes), directories, links and pipes, their modes and times; n
 attribute, a setuid bit or a device, so nothing in it can harm whoever unpacks it. Equal trees make
 equal streams, so a stream has a content address.
 
-Layout: ``MAGIC``, then for each entry its length (4 bytes), its record, and the bytes of its
-extents. A directory stands before what is in it. How it is read: ``unpacking``.
+Layout: ``MAGIC``, then for each entry its length (4 bytes), its record (``entries``), and the bytes
+of its extents. A directory stands before what is in it. How it is read: ``placing``.
+
+Used inside a virtual machine too: imports nothing that is not there.
 """
 
 import contextlib
@@ -15,50 +17,28 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
-from hashlib import blake2b
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple, Protocol
 
-import msgspec
+from stoker.sandbox.entries import (
+    CHUNK_BYTES,
+    KEPT_MODE,
+    LENGTH_BYTES,
+    MAGIC,
+    OPEN_DIRECTORY,
+    RECORD_BYTES_MAX,
+    Bounds,
+    Entry,
+    Unkept,
+    encode,
+    open_beneath,
+)
 
-from stoker.sandbox import kernel
-
-MAGIC = b"stoker state 1\n"
-CHUNK_BYTES = 1024 * 1024
-RECORD_BYTES_MAX = 64 * 1024 * 1024
 _LEFT_OUT_MAX = 20
-LENGTH_BYTES = 4
-_RECORD_BYTES_MEAN = 1024
-"""Of each entry that is allowed; paths of a usual tree take a tenth of it."""
-_HOLES_SHARE = 128
-"""Between two holes lies a page of 4 KiB at least, and is written down in 20 bytes at most."""
-KEPT_MODE = 0o777
 _OPENED_MODE = 0o700
 _OPEN_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
-class Unkept(Exception):
-    """A state that cannot be kept whole, and why."""
-
-
-class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """One name in a stream."""
-
-    folder: bytes
-    """Which of the box's folders it lies in."""
-    parts: tuple[bytes, ...]
-    kind: str
-    """``file``, ``directory``, ``link``, ``same`` (another name of ``target``) or ``pipe``."""
-    mode: int
-    changed_ns: int
-    size_bytes: int = 0
-    extents: tuple[tuple[int, int], ...] = ()
-    """Offset and length of what is no hole; their bytes follow the record."""
-    target: bytes = b""
-
-
-class Packed(msgspec.Struct, frozen=True, kw_only=True):
+class Packed(NamedTuple):
     """What was written."""
 
     digest: str
@@ -66,47 +46,12 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...]
 
 
-class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How much a state may hold."""
+class Writes(Protocol):
+    """Where a stream goes."""
 
-    bytes_max: int
-    """Content of its files."""
-    entries_max: int
-
-    @property
-    def records_bytes_max(self) -> int:
-        """Return how much its records may take: paths and targets of links, and lists of holes.
-
-        Without it long names would be up to 4 KiB for every file that a limit allows.
-        """
-        return _RECORD_BYTES_MEAN * self.entries_max + self.bytes_max // _HOLES_SHARE
-
-
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def open_beneath(root: int, parts: Sequence[bytes], flags: int) -> int:
-    """Open what ``parts`` lead to beneath the directory ``root``, through no link on the way."""
-    if _has_openat2():
-        path = b"/".join(parts) or b"."
-        return kernel.openat2(root, path, flags, resolve=kernel.RESOLVE_STRICT)
-    current = os.open(b".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=root)
-    for depth, name in enumerate(parts or (b".",), start=1):
-        wanted = flags if depth >= len(parts) else os.O_PATH | os.O_DIRECTORY
-        try:
-            following = os.open(name, wanted | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=current)
-        finally:
-            os.close(current)
-        current = following
-    return current
-
-
-@cache
-def _has_openat2() -> bool:
-    return kernel.has_openat2()
-
-
-# --- packing --------------------------------------------------------------------------------------
+    def write(self, content: bytes, /) -> object:
+        """Take all of it."""
+        ...
 
 
 def pack(folders: Mapping[bytes, int], into: BinaryIO, bounds: Bounds) -> Packed:
@@ -116,13 +61,41 @@ def pack(folders: Mapping[bytes, int], into: BinaryIO, bounds: Bounds) -> Packed
         Unkept: it cannot be kept whole: too much, too deep, or changed meanwhile.
         OSError: it cannot be read, or not be written.
     """
+    hashing = Hashing(into)
+    left_out = write_state(folders, hashing, bounds)
+    return Packed(hashing.digest(), hashing.size_bytes, left_out)
+
+
+class Hashing:
+    """Passes a stream on and names it."""
+
+    def __init__(self, into: Writes) -> None:
+        from hashlib import blake2b  # noqa: PLC0415 - a guest names nothing and is spared it
+
+        self._into = into
+        self._hash = blake2b(digest_size=32)
+        self.size_bytes = 0
+
+    def write(self, content: bytes, /) -> None:
+        """Take all of it."""
+        self._hash.update(content)
+        self.size_bytes += len(content)
+        self._into.write(content)
+
+    def digest(self) -> str:
+        """Return the content address of what was written."""
+        return self._hash.hexdigest()
+
+
+def write_state(folders: Mapping[bytes, int], into: Writes, bounds: Bounds) -> tuple[str, ...]:
+    """Write what lies in ``folders``; return what was left out. Raises what ``pack`` raises."""
     packer = _Packer(into, bounds)
     try:
         for name in sorted(folders):
             packer.folder(name, folders[name])
     finally:
         packer.lock()
-    return packer.packed()
+    return tuple(packer.left_out)
 
 
 _Below = tuple[bytes, os.stat_result]
@@ -130,27 +103,19 @@ _Below = tuple[bytes, os.stat_result]
 
 
 class _Packer:
-    def __init__(self, into: BinaryIO, bounds: Bounds) -> None:
+    def __init__(self, into: Writes, bounds: Bounds) -> None:
         self._into = into
         self._bounds = bounds
-        self._hash = blake2b(digest_size=32)
-        self._size = 0
         self._bytes = 0
         self._entries = 0
         self._records = 0
-        self._left_out: list[str] = []
+        self.left_out: list[str] = []
         self._links: dict[tuple[int, int], bytes] = {}
         """Files with several names, by device and inode."""
         self._root = os.geteuid() == 0
         self._opened: list[tuple[int, tuple[bytes, ...], int]] = []
         """Directories whose owner had closed them, with the mode they had."""
-        self._write(MAGIC)
-
-    def packed(self) -> Packed:
-        """Return what was written."""
-        return Packed(
-            digest=self._hash.hexdigest(), size_bytes=self._size, left_out=tuple(self._left_out)
-        )
+        into.write(MAGIC)
 
     def folder(self, name: bytes, root: int) -> None:
         """Add one folder."""
@@ -196,10 +161,10 @@ class _Packer:
                 self._add(_entry(folder, inside, "link", status, target=target))
             elif stat.S_ISFIFO(mode):
                 self._add(_entry(folder, inside, "pipe", status))
-            elif len(self._left_out) < _LEFT_OUT_MAX:
+            elif len(self.left_out) < _LEFT_OUT_MAX:
                 kind = "socket" if stat.S_ISSOCK(mode) else "device"
                 shown = b"/".join((folder, *inside)).decode(errors="backslashreplace")
-                self._left_out.append(f"{shown}: a {kind}")
+                self.left_out.append(f"{shown}: a {kind}")
         return below
 
     def _file(
@@ -229,7 +194,7 @@ class _Packer:
             piece = os.pread(file, min(length, CHUNK_BYTES), offset)
             if not piece:
                 raise Unkept("a file became shorter while it was read")
-            self._write(piece)
+            self._into.write(piece)
             offset += len(piece)
             length -= len(piece)
 
@@ -237,18 +202,13 @@ class _Packer:
         self._entries += 1
         if self._entries > self._bounds.entries_max:
             raise Unkept(f"it holds more than {self._bounds.entries_max} names")
-        record = _encode(entry)
+        record = encode(entry)
         if len(record) > RECORD_BYTES_MAX:
             raise Unkept("a file has too many holes")
         self._records += LENGTH_BYTES + len(record)
         if self._records > self._bounds.records_bytes_max:
             raise Unkept(f"its names take more than {self._bounds.records_bytes_max} bytes")
-        self._write(len(record).to_bytes(LENGTH_BYTES) + record)
-
-    def _write(self, content: bytes) -> None:
-        self._hash.update(content)
-        self._size += len(content)
-        self._into.write(content)
+        self._into.write(len(record).to_bytes(LENGTH_BYTES) + record)
 
 
 def _entry(

@@ -1,42 +1,32 @@
-"""Putting the stream of a state (``states``) into the empty folders of a box.
+"""Streams of states (``states``) from elsewhere: put into a box, or passed on to a guest.
 
-What comes from a file is believed in nothing: names stay beneath the folders, no link is followed,
-no owner, setuid bit or device is made, and no more than the limits of the box is written.
+Neither believes what is in one. ``unpack`` lets the kernel refuse what no tree can hold
+(``placing``); ``passed`` sees only the stream, and so checks every record against those before it.
 """
 
-import errno
-import os
-import stat
-from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
-from typing import BinaryIO, NamedTuple, Self
-
-import msgspec
+from collections.abc import Mapping
+from typing import BinaryIO, Final
 
 from stoker.errors import ArtifactDamaged
-from stoker.sandbox.states import (
+from stoker.sandbox.entries import (
     CHUNK_BYTES,
+    FOLDERS,
     KEPT_MODE,
-    LENGTH_BYTES,
-    MAGIC,
-    OPEN_DIRECTORY,
-    RECORD_BYTES_MAX,
     Bounds,
     Entry,
-    open_beneath,
+    Forged,
+    check_names,
+    decode,
+    encode,
 )
+from stoker.sandbox.placing import Reader, Reads, TooMuch, place
+from stoker.sandbox.states import Hashing, Packed, Writes
 
-_decode = msgspec.msgpack.Decoder(Entry).decode
-
-
-_FORGED = (ValueError, msgspec.MsgspecError, EOFError, KeyError, OverflowError)
-_IMPOSSIBLE = frozenset(
-    {
-        errno.EEXIST, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOENT,
-        errno.ENOTDIR, errno.EXDEV,
-    }
-)  # fmt: skip
-"""What a kernel answers to entries that no tree can hold."""
+_FOLDER_NAMES: Final = frozenset(name.encode() for name in FOLDERS)
+_NAME_BYTES_MAX: Final = 255
+_PATH_BYTES_MAX: Final = 4095 + 1 + _NAME_BYTES_MAX
+"""The longest that can be opened, and a name in it."""
+_SIGNED: Final = 1 << 63
 
 
 def unpack(
@@ -48,214 +38,142 @@ def unpack(
     *,
     public: bool = False,
 ) -> None:
-    """Put what ``source`` holds into empty ``folders``; all of it belongs to ``owner`` (or us).
-
-    ``public``: everybody can read it and run what its owner could, and only we can change it.
+    """Put what ``source`` holds into empty ``folders``; see ``placing.place``.
 
     Raises:
         ArtifactDamaged: it is no such stream, or not the one of ``digest``; what is in the folders
             then is nothing to be used.
         OSError: it cannot be written, or is more than ``bounds`` allow (``ENOSPC``).
     """
-    reader = _Reader(source, bounds.records_bytes_max)
+    reading = _Passing(source, Hashing(_Nowhere()))
     try:
-        reader.begin()
-        with _Placer(folders, owner, bounds, public=public) as placer:
-            while (entry := reader.entry()) is not None:
-                placer.place(entry, reader.read)
-    except (*_FORGED, OSError) as error:
-        if isinstance(error, OSError) and error.errno not in _IMPOSSIBLE:
-            raise
-        raise ArtifactDamaged(
-            f"{digest} is no state of a box ({error}); it was not used", digest=digest
-        ) from error
-    if reader.digest() != digest:
+        place(reading, folders, owner, bounds, public=public)
+    except Forged as error:
+        raise damaged(digest, error) from error
+    check_digest(reading.digest(), digest)
+
+
+def damaged(digest: str, why: object) -> ArtifactDamaged:
+    """Return the error of a file that is no state."""
+    return ArtifactDamaged(f"{digest} is no state of a box ({why}); it was not used", digest=digest)
+
+
+def check_digest(found: str, digest: str) -> None:
+    """Refuse a state that is another than ``digest`` names.
+
+    Raises:
+        ArtifactDamaged: it is.
+    """
+    if found != digest:
         raise ArtifactDamaged(f"{digest} holds something else; it was not used", digest=digest)
 
 
-class _Reader:
-    def __init__(self, source: BinaryIO, records_bytes_max: int) -> None:
-        self._source = source
-        self._hash = blake2b(digest_size=32)
-        self._records_left = records_bytes_max
+def passed(source: Reads, into: Writes, bounds: Bounds) -> Packed:
+    """Pass a stream on to its end, if it is one that ``states`` could have written of some tree.
 
-    def begin(self) -> None:
-        """Read what every stream begins with."""
-        if self.read(len(MAGIC)) != MAGIC:
-            raise ValueError("it does not begin like one")
+    Blocks as ``source`` and ``into`` do. What was passed on before a refusal is of no use.
 
-    def read(self, length: int) -> bytes:
-        """Return exactly so many bytes."""
+    Raises:
+        Forged: it is none.
+        TooMuch: it holds more than ``bounds`` allow.
+        OSError: it cannot be read or passed on.
+    """
+    passing = _Passing(source, Hashing(into))
+    reader = Reader(passing, bounds.records_bytes_max)
+    tree = _Tree(bounds)
+    while (record := reader.record()) is not None:
+        for length in tree.add(record):
+            left = length
+            while left:
+                left -= len(reader.read(min(left, CHUNK_BYTES)))
+    return Packed(passing.digest(), passing.size_bytes, ())
+
+
+class _Nowhere:
+    """Takes what is only to be named."""
+
+    def write(self, content: bytes, /) -> None:
+        """Let go of it."""
+
+
+class _Passing:
+    """Reads a stream; what was read goes on."""
+
+    def __init__(self, source: Reads, into: Hashing) -> None:
+        self._source, self._into = source, into
+
+    def read(self, length: int, /) -> bytes:
+        """Return so many bytes, fewer only at the end."""
         content = self._source.read(length)
-        if len(content) != length:
-            raise EOFError("it ends early")
-        self._hash.update(content)
+        self._into.write(content)
         return content
-
-    def entry(self) -> Entry | None:
-        """Return the next record; ``None`` at the end."""
-        head = self._source.read(LENGTH_BYTES)
-        if not head:
-            return None
-        self._hash.update(head)
-        length = int.from_bytes(head)
-        if len(head) != LENGTH_BYTES or length > RECORD_BYTES_MAX:
-            raise ValueError("a record has no usable length")
-        self._records_left -= LENGTH_BYTES + length
-        if self._records_left < 0:
-            raise OSError(errno.ENOSPC, "its names take more than the limits of the box allow")
-        return _decode(self.read(length))
 
     def digest(self) -> str:
         """Return the content address of what was read."""
-        return self._hash.hexdigest()
+        return self._into.digest()
+
+    @property
+    def size_bytes(self) -> int:
+        """Return how much was read."""
+        return self._into.size_bytes
 
 
-class _Directory(NamedTuple):
-    """A directory that was made; its path as one word, since a deep tree has many long ones."""
+class _Tree:
+    """What a stream has named so far."""
 
-    folder: bytes
-    path: bytes
-    mode: int
-    changed_ns: int
-
-
-def _check_names(parts: Sequence[bytes]) -> None:
-    if not parts or any(part in (b"", b".", b"..") or b"/" in part for part in parts):
-        raise ValueError("a name leaves its folder")
-
-
-class _Placer:
-    """Makes entries beneath the folders; times and modes of directories come last."""
-
-    def __init__(
-        self, folders: Mapping[bytes, int], owner: int | None, bounds: Bounds, *, public: bool
-    ) -> None:
-        self._public = public
-        self._folders = folders
-        self._owner = owner
+    def __init__(self, bounds: Bounds) -> None:
         self._bytes_left = bounds.bytes_max
         self._entries_left = bounds.entries_max
-        self._directories: list[_Directory] = []
-        self._at: tuple[bytes, tuple[bytes, ...]] | None = None
-        self._parent = -1
+        self._seen: dict[tuple[bytes, bytes], str] = {}
+        """Kind of each name, by folder and path."""
 
-    def __enter__(self) -> Self:
-        return self
+    def add(self, record: bytes) -> list[int]:
+        """Take one record in; return the lengths of what follows it.
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._leave()
-        if kind is None:
-            while self._directories:
-                self._settle(self._directories.pop())
-
-    def place(self, entry: Entry, read: Callable[[int], bytes]) -> None:
-        """Make one entry."""
-        parts = entry.parts
-        _check_names(parts)
+        Raises:
+            Forged, TooMuch: as for ``passed``.
+        """
+        entry = decode(record)
+        if encode(entry) != record:
+            raise Forged("a record is not written as records are")
+        check_names(entry.parts)
         self._entries_left -= 1
         self._bytes_left -= sum(length for _, length in entry.extents)
         if self._entries_left < 0 or self._bytes_left < 0:
-            raise OSError(errno.ENOSPC, "it holds more than the limits of the box allow")
-        parent, name = self._enter(entry.folder, parts[:-1]), parts[-1]
-        if entry.kind == "file":
-            self._file(entry, parent, read)
-        elif entry.kind == "directory":
-            os.mkdir(name, 0o700, dir_fd=parent)
-            self._own(name, parent)
-            self._directories.append(
-                _Directory(entry.folder, b"/".join(parts), entry.mode, entry.changed_ns)
-            )
-        elif entry.kind == "link":
-            os.symlink(entry.target, name, dir_fd=parent)
-            self._own(name, parent)
-            self._date(entry, parent)
-        elif entry.kind == "same":
-            self._same(entry, parent)
-        elif entry.kind == "pipe":
-            os.mkfifo(name, 0o600, dir_fd=parent)
-            self._own(name, parent)
-            # Just made, and nobody else is here; mkfifo itself would heed our umask.
-            os.chmod(name, self._file_mode(entry.mode), dir_fd=parent)
-            self._date(entry, parent)
-        else:
-            raise ValueError(f"{entry.kind!r} is no kind of entry")
+            raise TooMuch("it holds")
+        path = b"/".join(entry.parts)
+        self._check_place(entry, path)
+        _check_kind(entry, path)
+        if entry.kind == "same" and self._seen.get((entry.folder, entry.target)) != "file":
+            raise Forged("another name of what is no file of it")
+        self._seen[entry.folder, path] = entry.kind
+        return [length for _, length in entry.extents]
 
-    def _file(self, entry: Entry, parent: int, read: Callable[[int], bytes]) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        file = os.open(entry.parts[-1], flags, 0o600, dir_fd=parent)
-        try:
-            end = 0
-            for offset, length in entry.extents:
-                if offset < end or length <= 0:
-                    raise ValueError("the extents of a file are not in order")
-                end = offset + length
-                _write_extent(file, read, offset=offset, length=length)
-            if entry.size_bytes != end:
-                os.ftruncate(file, entry.size_bytes)
-            if self._owner is not None:
-                os.fchown(file, self._owner, self._owner)
-            os.fchmod(file, self._file_mode(entry.mode))
-            os.utime(file, ns=(entry.changed_ns, entry.changed_ns))
-        finally:
-            os.close(file)
-
-    def _same(self, entry: Entry, parent: int) -> None:
-        *above, name = entry.target.split(b"/")
-        _check_names((*above, name))
-        origin = open_beneath(self._folders[entry.folder], above, os.O_PATH | os.O_DIRECTORY)
-        try:
-            os.link(
-                name,
-                entry.parts[-1],
-                src_dir_fd=origin,
-                dst_dir_fd=parent,
-                follow_symlinks=False,
-            )
-        finally:
-            os.close(origin)
-
-    def _file_mode(self, mode: int) -> int:
-        if self._public:
-            return 0o755 if mode & stat.S_IXUSR else 0o644
-        return mode & KEPT_MODE
-
-    def _settle(self, made: _Directory) -> None:
-        root, parts = self._folders[made.folder], made.path.split(b"/")
-        directory = open_beneath(root, parts, OPEN_DIRECTORY)
-        try:
-            os.fchmod(directory, 0o755 if self._public else made.mode & KEPT_MODE)
-            os.utime(directory, ns=(made.changed_ns, made.changed_ns))
-        finally:
-            os.close(directory)
-
-    def _own(self, name: bytes, parent: int) -> None:
-        if self._owner is not None:
-            os.chown(name, self._owner, self._owner, dir_fd=parent, follow_symlinks=False)
-
-    def _date(self, entry: Entry, parent: int) -> None:
-        times = (entry.changed_ns, entry.changed_ns)
-        os.utime(entry.parts[-1], ns=times, dir_fd=parent, follow_symlinks=False)
-
-    def _enter(self, folder: bytes, parts: tuple[bytes, ...]) -> int:
-        """Return the directory that entries go into; the last one is kept open."""
-        if self._at != (folder, parts):
-            self._leave()
-            self._parent = open_beneath(self._folders[folder], parts, os.O_PATH | os.O_DIRECTORY)
-            self._at = (folder, parts)
-        return self._parent
-
-    def _leave(self) -> None:
-        if self._parent >= 0:
-            os.close(self._parent)
-        self._parent, self._at = -1, None
+    def _check_place(self, entry: Entry, path: bytes) -> None:
+        if entry.folder not in _FOLDER_NAMES:
+            raise Forged("a folder that boxes do not have")
+        if len(path) > _PATH_BYTES_MAX or max(map(len, entry.parts)) > _NAME_BYTES_MAX:
+            raise Forged("a name too long for any file system")
+        above = (entry.folder, b"/".join(entry.parts[:-1]))
+        if len(entry.parts) > 1 and self._seen.get(above) != "directory":
+            raise Forged("a name beneath what is no directory")
+        if (entry.folder, path) in self._seen:
+            raise Forged("a name twice")
 
 
-def _write_extent(file: int, read: Callable[[int], bytes], *, offset: int, length: int) -> None:
-    while length:
-        piece = memoryview(read(min(length, CHUNK_BYTES)))
-        length -= len(piece)
-        while piece:
-            written = os.pwrite(file, piece, offset)
-            offset += written
-            piece = piece[written:]
+def _check_kind(entry: Entry, path: bytes) -> None:
+    if entry.kind not in ("file", "directory", "link", "same", "pipe"):
+        raise Forged(f"{entry.kind!r} is no kind of entry")
+    if entry.mode & ~KEPT_MODE or not -_SIGNED <= entry.changed_ns < _SIGNED:
+        raise Forged("a mode or time that is not kept")
+    if b"\0" in path or b"\0" in entry.target or len(entry.target) > _PATH_BYTES_MAX:
+        raise Forged("a name or target that no file system has")
+    if bool(entry.target) != (entry.kind in ("link", "same")):
+        raise Forged("a target without need, or none where there must be one")
+    end = 0
+    for offset, length in entry.extents:
+        if offset < end or length <= 0:
+            raise Forged("the extents of a file are not in order")
+        end = offset + length
+    if not end <= entry.size_bytes < _SIGNED or (entry.kind != "file" and entry.size_bytes):
+        raise Forged("a size that is not the file's")

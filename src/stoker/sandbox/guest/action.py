@@ -12,10 +12,10 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 from stoker.sandbox.guest.counters import Counters, Group
-from stoker.sandbox.guest.program import ERROR_BYTES_MAX, Program, become
+from stoker.sandbox.guest.program import ERROR_BYTES_MAX
 from stoker.sandbox.guest.wire import BODY_BYTES_MAX, CHANNEL_FIRST, STDIN, WINDOW_BYTES
 
 _TICK_LEAST_SECONDS = 0.02
@@ -31,6 +31,10 @@ class Bounds(NamedTuple):
     timeout_seconds: float
     cpu_seconds: float
     output_bytes: int
+
+
+Start = Callable[[list[int], int], NoReturn]
+"""Makes a forked child what it is to be: these become its 0, 1, 2 …, the last takes its errors."""
 
 
 class Watch(Protocol):
@@ -177,7 +181,7 @@ class Action:
         self,
         watch: Watch,
         group: Group,
-        program: Program,
+        start: Start,
         bounds: Bounds,
         *,
         channels: int,
@@ -191,9 +195,9 @@ class Action:
             for stream in (1, 2)
         ]
         self._deadline = time.monotonic() + bounds.timeout_seconds
-        self.pid = self._start(program, channels)
+        self.pid = self._start(start, channels)
 
-    def _start(self, program: Program, channels: int) -> int:
+    def _start(self, start: Start, channels: int) -> int:
         stdin, stdin_write = os.pipe2(os.O_CLOEXEC)
         pairs = [socket.socketpair() for _ in range(channels)]
         self._errors, errors = os.pipe2(os.O_CLOEXEC)
@@ -204,7 +208,7 @@ class Action:
             self.streams[number] = _Stream(self._watch, number, ours.detach(), both_ways=True)
         pid = os.fork()
         if pid == 0:
-            become(program, theirs, errors, self._group.join)
+            start(theirs, errors)
         for descriptor in (stdin, errors, *(o.write_end for o in self._outputs)):
             os.close(descriptor)
         for _, other in pairs:

@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 import time
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from stoker.sandbox import kernel, seccomp
@@ -46,6 +47,11 @@ class Place(Protocol):
         ...
 
     @property
+    def folders(self) -> Mapping[bytes, str]:
+        """What the box keeps between actions, and where it lies."""
+        ...
+
+    @property
     def system_calls(self) -> bytes:
         """The filter that programs get; empty: none."""
         ...
@@ -72,6 +78,7 @@ class Guest:
 
     workspace = _WORKSPACE
     identity = _BOX_ID
+    folders: Mapping[bytes, str] = dict(zip((b"workspace", b"tmp", b"shm"), _SIZED, strict=True))
     system_calls = b""
 
     def renew(self, *, name: str, wall_ns: int, entropy: bytes) -> None:
@@ -124,6 +131,7 @@ class Directory:
 
     def __init__(self, workspace: str) -> None:
         self.workspace = workspace
+        self.folders: Mapping[bytes, str] = {b"workspace": workspace}
 
     def renew(self, *, name: str, wall_ns: int, entropy: bytes) -> None:
         """Change nothing of this machine."""

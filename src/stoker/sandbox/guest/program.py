@@ -34,7 +34,7 @@ class Program(NamedTuple):
 
 
 def become(
-    program: Program, descriptors: list[int], errors: int, join: Callable[[], None]
+    program: Program, join: Callable[[], None], descriptors: list[int], errors: int
 ) -> NoReturn:
     """Turn this forked child into the program, ``descriptors`` being its 0, 1, 2 …."""
     try:
@@ -42,11 +42,7 @@ def become(
         os.setsid()
         join()
         _unprotect()
-        parked = [fcntl.fcntl(d, fcntl.F_DUPFD_CLOEXEC, _PARKED_FROM) for d in descriptors]
-        errors = fcntl.fcntl(errors, fcntl.F_DUPFD_CLOEXEC, _PARKED_FROM)
-        for number, descriptor in enumerate(parked):
-            os.dup2(descriptor, number, inheritable=True)
-        os.closerange(len(parked), min([*parked, errors]))
+        errors = arrange(descriptors, errors)
         for name, bounds in program.rlimits.items():
             resource.setrlimit(_LIMITS[name], bounds)
         if program.identity is not None:
@@ -65,6 +61,16 @@ def become(
         os.write(errors, f"{error.errno or 0} {error}".encode()[:ERROR_BYTES_MAX])
     finally:
         os._exit(NOT_STARTED)
+
+
+def arrange(descriptors: list[int], errors: int) -> int:
+    """Let ``descriptors`` be 0, 1, 2 …, and close what else is open; return the new ``errors``."""
+    parked = [fcntl.fcntl(d, fcntl.F_DUPFD_CLOEXEC, _PARKED_FROM) for d in descriptors]
+    errors = fcntl.fcntl(errors, fcntl.F_DUPFD_CLOEXEC, _PARKED_FROM)
+    for number, descriptor in enumerate(parked):
+        os.dup2(descriptor, number, inheritable=True)
+    os.closerange(len(parked), min([*parked, errors]))
+    return errors
 
 
 def _unprotect() -> None:

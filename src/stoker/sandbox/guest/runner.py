@@ -10,20 +10,23 @@ end of every process, true counts, exact bytes.
 
 import gc
 import json
+import math
 import os
 import selectors
 import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
-from stoker.sandbox import kernel
+from stoker.sandbox import entries, kernel
 from stoker.sandbox.beneath import Beneath, Refused, path_parts, reason, shown, text_of
 from stoker.sandbox.guest.action import Action, Bounds
 from stoker.sandbox.guest.counters import Group
+from stoker.sandbox.guest.keeping import Carried, carry
 from stoker.sandbox.guest.place import Directory, Guest, Limits, Place, SharedGuest
-from stoker.sandbox.guest.program import Program
+from stoker.sandbox.guest.program import Program, become
 from stoker.sandbox.guest.wire import BODY_BYTES_MAX, ORDER_BYTES_MAX, Frames, frame
 
 _READ_BYTES = 64 * 1024
@@ -177,10 +180,27 @@ class Runner:
         self._action = Action(
             self,
             self._group,
-            program,
+            partial(become, program, self._group.join),
             Bounds(order["timeout_seconds"], order["cpu_seconds"], order["output_bytes"]),
             channels=order["channels"],
             full=self._place.full,
+        )
+
+    def _do_carry(
+        self, _: bytes, *, outwards: bool, bounds: list[int], timeout_seconds: float,
+        output_bytes: int, channels: int,
+    ) -> None:  # fmt: skip
+        """Give the files of the box out, or take them in."""
+        assert self._group is not None, "the host adopts first"
+        place = self._place
+        carried = Carried(outwards, place.folders, place.identity, entries.Bounds(*bounds))
+        self._action = Action(
+            self,
+            self._group,
+            partial(carry, carried),
+            Bounds(timeout_seconds, math.inf, output_bytes),
+            channels=channels,
+            full=lambda: False,  # what is taken in may fill it to the last byte
         )
 
     def _do_input(self, body: bytes, *, stream: int) -> None:

@@ -16,7 +16,9 @@ from stoker.model.checkpoint import Checkpoint
 from stoker.model.completion import Usage
 from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Isolation, Limits, Rung
 from stoker.model.tools import Tests, Verdict
-from stoker.sandbox.base import BoxOffer, Strength, not_offered
+from stoker.sandbox import branching
+from stoker.sandbox.base import BoxOffer, Strength
+from stoker.sandbox.branching import Beginning
 from stoker.sandbox.cgroups import Group
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.judge import judge_in
@@ -27,7 +29,7 @@ from stoker.sandbox.qemu.origin import Origin
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 from stoker.sandbox.undoing import to_its_end
 from stoker.sandbox.vm import guests
-from stoker.sandbox.vm.box import GuestBox
+from stoker.sandbox.vm.keeping import KeptBox
 from stoker.sandbox.vm.link import GuestLost
 from stoker.seams.clock import SystemClock
 
@@ -48,7 +50,8 @@ class QemuBackend:
 
     def __init__(self, host: SandboxHost) -> None:
         self.host = host
-        self.boxes: dict[str, GuestBox] = {}
+        self.boxes: dict[str, KeptBox] = {}
+        self.spool = host.state_directory
         self.rung = Rung.ROOT if host.root else Rung.USER_NAMESPACE
         self._parts: parts.Parts | None = None
         self._origins: dict[int, asyncio.Task[Origin]] = {}
@@ -101,8 +104,19 @@ class QemuBackend:
         """Refuse what guests do not have."""
         guests.refuse_beyond(Isolation.QEMU, policy)
 
-    async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> GuestBox:
+    async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> KeptBox:
         """Fork a guest; see ``base.Backend``."""
+        return await self.make(box_id, baseline, policy)
+
+    async def make(
+        self,
+        box_id: str,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+        *,
+        begins: Beginning | None = None,
+    ) -> KeptBox:
+        """Fork a guest, empty or in the state it ``begins`` in."""
         self.check(policy)
         record = self.host.record(box_id, self.rung)
         self.host.alive.add(box_id)
@@ -114,6 +128,10 @@ class QemuBackend:
             self.host.ledger.write(record)
             group = self._group(record, policy.limits)
             machine = await self._forked(record, base, policy.limits, group)
+            removal = partial(self._undone, record, machine, group)
+            box = KeptBox(self, box_id, pinned, policy, link=machine.link, remove=removal)
+            if begins is not None:
+                await box.begin(begins)
         except BaseException as error:
             await self._undone(record, machine, group)
             if isinstance(error, OSError | GuestLost):
@@ -121,8 +139,7 @@ class QemuBackend:
                     f"box {box_id} could not be made ({error}); nothing of it is left"
                 ) from error
             raise
-        removal = partial(self._undone, record, machine, group)
-        box = self.boxes[box_id] = GuestBox(box_id, pinned, policy, machine.link, removal)
+        self.boxes[box_id] = box
         return box
 
     async def _forked(
@@ -204,10 +221,9 @@ class QemuBackend:
 
     async def restore(
         self, box_id: str, baseline: Baseline, policy: ExecutionPolicy, checkpoint: Checkpoint
-    ) -> GuestBox:
-        """Refuse: guests have no checkpoints yet."""
-        del box_id, baseline, policy, checkpoint
-        raise not_offered("restore", "qemu")
+    ) -> KeptBox:
+        """Fork a guest that begins in a saved state."""
+        return await branching.restored(self, box_id, baseline, policy, checkpoint)
 
     async def judge(
         self,

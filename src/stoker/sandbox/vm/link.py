@@ -11,6 +11,7 @@ File orders and a running action do not wait for each other; two of a kind take 
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
@@ -49,6 +50,16 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     rlimits: Mapping[str, tuple[int, int]]
     timeout_seconds: float
     cpu_seconds: float
+    output_bytes: int
+
+
+class Carry(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of the box, to be given out or taken in through one channel."""
+
+    outwards: bool
+    bounds: tuple[int, int]
+    """Bytes and names at most."""
+    timeout_seconds: float
     output_bytes: int
 
 
@@ -115,7 +126,9 @@ class GuestLink:
         self._send(frame("adopt", entropy, name=name, wall_ns=wall_ns, **limits))
         await self._within(self._plain, seconds, "it did not answer")
 
-    async def run(self, order: Order, stdin: bytes, channels: Sequence[int] = ()) -> GuestRun:
+    async def run(
+        self, order: Order | Carry, stdin: bytes, channels: Sequence[int] = ()
+    ) -> GuestRun:
         """Run a program to its end; ``channels`` are ours to close.
 
         Raises:
@@ -139,9 +152,10 @@ class GuestLink:
             for relay in relays.values():
                 relay.close()
 
-    async def _ran(self, run: Running, order: Order, stdin: bytes) -> GuestRun:
+    async def _ran(self, run: Running, order: Order | Carry, stdin: bytes) -> GuestRun:
         self._check()
-        self._send(frame("run", channels=len(run.relays), **msgspec.to_builtins(order)))
+        kind = "run" if isinstance(order, Order) else "carry"
+        self._send(frame(kind, channels=len(run.relays), **msgspec.to_builtins(order)))
         for relay in run.relays.values():
             relay.begin()
         feeding = self._loop.create_task(run.feed(stdin))
@@ -162,6 +176,26 @@ class GuestLink:
         for relay in run.relays.values():
             await relay.flushed()
         return GuestRun(ended=ended, stdout=bytes(run.kept[1]), stderr=bytes(run.kept[2]))
+
+    async def carry(self, order: Carry, channel: int) -> GuestRun:
+        """Give out or take in the files of the box, while no other of them is touched.
+
+        Raises:
+            GuestLost: as for ``run``.
+        """
+        try:
+            await self._filing.acquire()
+        except BaseException:
+            os.close(channel)
+            raise
+        try:
+            return await self.run(order, b"", (channel,))
+        finally:
+            self._filing.release()
+
+    def distrust(self, why: str) -> GuestLost:
+        """End the link with a guest that lied in what only its receiver can check."""
+        return self._break(f"it broke the protocol: {why}")
 
     async def write(self, path: str, content: bytes) -> str | None:
         """Write one file; return why it was refused."""

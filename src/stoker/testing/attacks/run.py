@@ -19,9 +19,10 @@ from stoker.errors import StokerError
 from stoker.model.execution import Baseline, ExecutionPolicy, Isolation, Limits
 from stoker.model.tools import RunRequest, Tests
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import LocalBackend, LocalBox, Prepared
+from stoker.sandbox.local import LocalBackend, LocalBox
 from stoker.sandbox.namespace import NamespaceBackend
 from stoker.sandbox.select import choose_backend
+from stoker.sandbox.starts import Prepared
 from stoker.testing.attacks.attack import LOOSE, POSSIBLE, PRELUDE, TIGHT, Attack, Off
 from stoker.testing.attacks.calls import CALLS
 from stoker.testing.attacks.excess import EXCESS
