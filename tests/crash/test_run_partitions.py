@@ -1,6 +1,7 @@
 """A divided run as real processes: one coordinator for each partition, some of them hurt."""
 
 import asyncio
+import json
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -163,3 +164,23 @@ def lengths(one: Rig, index: int) -> dict[str, int]:
     mine = hand(one, index)
     rollouts = read(one.run.path).every
     return {one.task.task_id: len(one.events) for one in rollouts if one.task.task_id in mine}
+
+
+def test_branches_go_to_the_partition_of_their_parent_living_or_dead(tmp_path: Path) -> None:
+    with divided(tmp_path) as (one, (stays, dies)):
+        kill(dies)
+        made = []
+        for index in (0, 1):
+            name = min(hand(one, index))
+            asked = one.stoker("branch", RUN, name, "--at-step", "1", "--count", "2", "--json")
+            assert asked.returncode == 0, asked.stderr
+            made.append(json.loads(asked.stdout))
+        assert [answer["coordinator_lives"] for answer in made] == [True, False]
+        one.open_gate()
+        assert one.ended(stays) == 0, one.said()
+        assert one.report(1)["snapshot"]["outcomes"] == {"completed": len(hand(one, 0)) + 2}
+        assert one.ended(part(one, 1)) == 0, one.said()
+        every = {record.rollout_id: record.outcome for record in read(one.run.path).every}
+        assert every.keys() >= {name for answer in made for name in answer["rollouts"]}
+        assert len(every) == COUNT + 4
+        assert {outcome.reward for outcome in every.values()} == {1.0}

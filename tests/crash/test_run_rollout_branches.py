@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from stoker.coordinator.sharing import parts_of
 from stoker.model.events import Restored
 from support import runs_errands as errands
 from support.runs import Rig, rig
 from support.runs_records import read
 
 PROGRAM = """
+import os
+
 import stoker
 
 SENT = 'printf "%s\\n" "$2" >> "$1"'
@@ -28,6 +29,8 @@ async def walk(ctx, task):
     held = ctx.random
     told = ""
     for step in range(3):
+        while step == 2 and say["gate"] and not await ctx.local(os.path.exists, say["gate"]):
+            await ctx.sleep(0.1)
         turn = await ctx.generate(chat)
         chat.user("on")
         word = f"{step}:{turn.text[:6]}:{held.randrange(10**6)}:{ctx.new_id()[-6:]}."
@@ -41,12 +44,15 @@ async def walk(ctx, task):
 """
 
 
-def run_of(folder: Path, *, again: bool = True) -> AbstractContextManager[Rig]:
+def run_of(
+    folder: Path, *, again: bool = True, gate: Path | None = None
+) -> AbstractContextManager[Rig]:
+    data = {"log": str(folder / "tools.log"), "again": again, "gate": gate and str(gate)}
     return rig(
         folder,
         program=PROGRAM,
         model=errands.MODEL,
-        tasks=[{"task_id": "walk", "data": {"log": str(folder / "tools.log"), "again": again}}],
+        tasks=[{"task_id": "walk", "data": data}],
     )
 
 
@@ -129,15 +135,47 @@ def test_what_cannot_be_branched_is_refused_in_a_sentence(tmp_path: Path) -> Non
             assert says in " ".join(refused.stderr.split()), refused.stderr
         refused = one.stoker("show", run, "--tree")
         assert (refused.returncode, "name it after the run" in refused.stderr) == (2, True)
-        (part,) = parts_of(one.run)
-        with part.owned():
-            refused = one.stoker("branch", run, "walk", "--at-step", "0")
-            assert (refused.returncode, "owned by living" in refused.stderr) == (2, True)
         assert len(read(one.run.path).every) == 1, "nothing was done"
         assert branched(one, 0, 1)["step"] == 0
         one.start()
         one.finish()
         assert [record.outcome.reward for record in read(one.run.path).every] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "coordinator.branch.before=kill@1",
+        *(
+            pytest.param(one, marks=pytest.mark.slow)
+            for one in ("", "coordinator.append.before=kill@30", "coordinator.append.after=kill@30")
+        ),
+    ],
+)
+def test_a_run_takes_branches_in_while_it_runs_or_when_it_is_resumed(
+    tmp_path: Path, fault: str
+) -> None:
+    gate = tmp_path / "gate"
+    with run_of(tmp_path, gate=gate) as one:
+        one.start(fault=fault)
+        one.until_lines(2)
+        made = branched(one, 1, 2)
+        more = branched(one, 1, 1)
+        if fault:
+            assert one.ended() == -signal.SIGKILL, one.said()
+            one.start()
+        gate.touch()
+        one.finish()
+        every = read(one.run.path).every
+        assert {record.rollout_id for record in every[1:]} == {*made["rollouts"], *more["rollouts"]}
+        assert [record.outcome.reward for record in every] == [1.0] * 4
+        groups = [record.standing.admitted.group_id for record in every[1:]]
+        assert sorted(map(groups.count, groups)) == [1, 2, 2], "a group for each command"
+        steps = sorted(line.split()[0] for line in one.lines())
+        assert steps == ["0", *"1111", *"2222"], "what is shared is not done again"
+        one.start()
+        one.finish()
+        assert len(read(one.run.path).every) == 4, "a request is carried out once"
 
 
 @pytest.mark.slow

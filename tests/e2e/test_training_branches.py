@@ -1,6 +1,8 @@
 """What a trainer sees of programs that branch themselves, and what holds their branches back."""
 
 import asyncio
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -116,3 +118,46 @@ def test_branches_that_wait_outlive_a_stop_and_end_with_the_run(place: Path) -> 
         assert not run.report.resumable
 
     asyncio.run(then(asyncio.run(first())))
+
+
+async def branched(place: Path, run: stoker.Run, *arguments: str) -> dict[str, object]:
+    """Have a rollout of a living run branched, as typed."""
+    command = [sys.executable, "-m", "stoker.cli.main", "branch", run.run_id, *arguments, "--json"]
+    process = await asyncio.create_subprocess_exec(
+        *command, "--runs", str(place / "runs"), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await process.communicate()
+    assert process.returncode == 0
+    answer: dict[str, object] = json.loads(said)
+    return answer
+
+
+def test_a_living_run_takes_branches_in_and_its_trainer_gets_their_group(place: Path) -> None:
+    lay_out(place, ["a"], turns=2)
+    engine = Engine(gated=True)
+
+    async def trainer() -> None:
+        asked = request(place)
+        async with asyncio.timeout(SECONDS), stoker.start_run(asked, model=model_of(engine)) as run:
+            await second_turn(engine)
+            made = await branched(place, run, "a", "--at-step", "1", "--count", "2")
+            assert made["coordinator_lives"]
+            for request_id in await engine.until(3):  # the run takes them in
+                engine.gates[request_id].set()
+            groups = [group async for group in run.groups()]
+            state = run.state()
+            for group in groups:
+                await run.commit(group)
+            await run.restore(state)
+            again = [group async for group in run.groups()]
+        assert run.report is not None
+        assert not run.report.resumable
+        planned, ours = sorted(groups, key=lambda one: one.parent is not None)
+        assert (len(planned.rollouts), planned.parent) == (1, None)
+        assert ours.parent == planned.rollouts[0].rollout_id
+        assert {one.rollout_id for one in ours.rollouts} == set(made["rollouts"])  # type: ignore[call-overload]
+        assert [one.sample for one in ours.rollouts] == [one.rollout_id for one in ours.rollouts]
+        assert [sum(row.mask) for one in ours.rollouts for row in one.rows] == [2, 2]
+        assert {one.group_id for one in again} == {planned.group_id, ours.group_id}
+
+    asyncio.run(trainer())

@@ -1,8 +1,9 @@
 """``stoker branch``: new rollouts that share the past of one that is there."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
@@ -12,9 +13,14 @@ from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOpti
 from stoker.cli.output import answers, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
-from stoker.errors import BadInput
+from stoker.errors import BadInput, RunOwned
 from stoker.model.events import JournalEvent
 from stoker.model.ids import RolloutId, RunId
+
+if TYPE_CHECKING:
+    from stoker.coordinator.branch_requests import BranchRequest
+    from stoker.coordinator.branching import Point, PointBranches
+    from stoker.model.events import Admitted
 
 COUNT_MAX = 1024
 
@@ -28,6 +34,8 @@ class Branches(msgspec.Struct, frozen=True, kw_only=True):
     """Model calls they share."""
     asked_step: int
     rollouts: tuple[RolloutId, ...]
+    coordinator_lives: bool
+    """Whether a coordinator makes them within a second; else they are on record already."""
 
 
 def branch(
@@ -52,30 +60,21 @@ def branch(
     the next one; that one is sampled anew, by seeds of their own. Nothing of the
     past is run again but actions in its environments, which are had again from
     their last checkpoint or baseline. Where other calls were outstanding at that
-    step, the nearest one before it is taken, and said. The run must not be
-    running; resume it to run the branches.
+    step, the nearest one before it is taken, and said. A living coordinator takes
+    them in within a second; otherwise resume the run to run them.
 
     Examples:
       stoker branch run_1a2b HumanEval/7 --at-step 2 --count 16
       stoker branch run_1a2b rol_0f3c --at-step 0 --json
 
     Exit codes:
-      0    made, on disk; resume the run
+      0    made, or asked for; on disk
       1    the ledger cannot be reached
-      2    no such run or step, it is running, or a box is not to be had again
+      2    no such run or step, or a box is not to be had again; nothing was done
       130  interrupted
     """
     directory = find_run(run, runs)
-    if directory.record.partition_count > 1:
-        raise BadInput(
-            f"run {directory.record.run_id} is divided, and rollouts of divided runs cannot be "
-            "branched yet; nothing was changed"
-        )
-    from stoker.coordinator.sharing import parts_of
-
-    (part,) = parts_of(directory)
-    with part.owned():
-        made = asyncio.run(_make(directory, rollout, at_step, count))
+    made = asyncio.run(_make(directory, rollout, at_step, count))
     if as_json:
         write_json(made)
         return
@@ -85,58 +84,107 @@ def branch(
         cell(f"{what} of {made.parent} at step {made.step}{moved}: {', '.join(made.rollouts)}"),
         soft_wrap=True,
     )
-    answers().print(cell(f"run them with: stoker run … --resume {made.run_id}"), soft_wrap=True)
+    when = (
+        "its coordinator takes them in now; should it end before, "
+        if made.coordinator_lives
+        else ""
+    )
+    told = f"{when}run them with: stoker run … --resume {made.run_id}"
+    answers().print(cell(told), soft_wrap=True)
 
 
 async def _make(run: RunDirectory, name: str, step: int, count: int) -> Branches:
     from stoker.cli.ledger_access import all_rollouts, journal_of, ledger_of
     from stoker.cli.show import chosen, row_of
-    from stoker.coordinator.branching import Branch, PointBranches, point_at
+    from stoker.coordinator.branch_requests import BranchRequest, ask, asking
+    from stoker.coordinator.branching import PointBranches, point_at
     from stoker.coordinator.listing import admitted_of
-    from stoker.coordinator.partition import WHOLE
-    from stoker.seams.clock import SystemClock
-    from stoker.seams.entropy import fresh_id
+    from stoker.coordinator.sharing import part_of_task
 
     run_id = run.record.run_id
     async with ledger_of(run) as ledger:
-        known = await all_rollouts(ledger, run_id)
-        parent = RolloutId(chosen([row_of(one) for one in known], name).rollout_id)
-        events = await journal_of(ledger, run_id, parent)
-        point = point_at(events, step)
-        there = {admitted_of(one).rollout_id for one in known}
-        at = SystemClock().now().wall
-        branches = PointBranches(events, point)
-        made: list[Branch] = []
-        number = 0
-        while len(made) < count:
-            one = branches.branch(number, at)
-            number += 1
-            if one.rollout_id not in there:
-                made.append(one)
-        await _require_environments(run, ledger, branches.past.events(made[0]))
-        attached = await ledger.attach(
-            Attach(run_id=run_id, partition=WHOLE.name, incarnation=fresh_id("crd_"))
-        )
-        for one in made:
-            append = Append(
-                rollout_id=one.rollout_id, expected_seq=0, events=branches.past.encoded(one)
+        with asking(run) as asked:
+            known = await all_rollouts(ledger, run_id)
+            there = asked | {admitted_of(one).rollout_id for one in known}
+            parent = RolloutId(chosen([row_of(one) for one in known], name).rollout_id)
+            events = await journal_of(ledger, run_id, parent)
+            point = point_at(events, step)
+            first = next(n for n in itertools.count() if _free(parent, point, n, count, there))
+            branches = PointBranches(events, point, first)
+            task_id = branches.past.parent.task.task_id
+            _require_program(run, branches.past.parent)
+            tried = branches.past.events(branches.branch(first, 0.0))
+            await _require_environments(run, ledger, tried)
+            request = BranchRequest(
+                parent=parent, task_id=task_id, point=point, first=first, count=count
             )
-            await ledger.append(
-                AppendBatch(
-                    run_id=run_id,
-                    partition=WHOLE.name,
-                    fence=attached.fence,
-                    appends=(append,),
-                    sync=True,
-                )
-            )
+            part = part_of_task(run, task_id)
+            try:
+                with part.owned():
+                    await _write(run_id, ledger, part.partition.name, branches, request)
+                lives = False
+            except RunOwned:
+                ask(run, request)
+                lives = True
     return Branches(
         run_id=run_id,
         parent=parent,
         step=point.step,
         asked_step=step,
-        rollouts=tuple(one.rollout_id for one in made),
+        rollouts=request.rollouts,
+        coordinator_lives=lives,
     )
+
+
+def _free(parent: RolloutId, point: "Point", first: int, count: int, there: set[RolloutId]) -> bool:
+    """Whether nobody has numbers ``first`` and on at that point."""
+    from stoker.coordinator.branching import point_branch_id
+
+    return there.isdisjoint(point_branch_id(parent, point, first + n) for n in range(count))
+
+
+async def _write(
+    run_id: RunId,
+    ledger: Ledger,
+    partition: str,
+    branches: "PointBranches",
+    request: "BranchRequest",
+) -> None:
+    """Journal the branches of a partition that is held."""
+    from stoker.seams.clock import SystemClock
+    from stoker.seams.entropy import fresh_id
+
+    at = SystemClock().now().wall
+    attached = await ledger.attach(
+        Attach(run_id=run_id, partition=partition, incarnation=fresh_id("crd_"))
+    )
+    for number in range(request.first, request.first + request.count):
+        one = branches.branch(number, at)
+        append = Append(
+            rollout_id=one.rollout_id, expected_seq=0, events=branches.past.encoded(one)
+        )
+        await ledger.append(
+            AppendBatch(
+                run_id=run_id,
+                partition=partition,
+                fence=attached.fence,
+                appends=(append,),
+                sync=True,
+            )
+        )
+
+
+def _require_program(run: RunDirectory, parent: "Admitted") -> None:
+    """Refuse a branch whose past the run's program cannot have.
+
+    Raises:
+        BadInput: the caller's: the run was restarted with another one since.
+    """
+    if parent.program_digest != run.record.program_digest:
+        raise BadInput(
+            f"rollout {parent.rollout_id} was made with another program than run "
+            f"{run.record.run_id} has since its restart; nothing was branched"
+        )
 
 
 async def _require_environments(

@@ -151,22 +151,25 @@ class Past:
 
 
 class PointBranches:
-    """Branches that a person asks for, at a point: a group of their own."""
+    """Branches that a person asks for at once, at a point: a group of their own."""
 
-    def __init__(self, events: Sequence[JournalEvent], point: Point) -> None:
+    def __init__(self, events: Sequence[JournalEvent], point: Point, first: int = 0) -> None:
+        """``first``: number of the first branch that is asked for; it names their group."""
         self.past = Past(events[: point.last + 1], events[1 : point.last])
         last = events[point.last]
         assert isinstance(last, Delivered), "a point is where a result was delivered"
         self._last = last
         self._point = point
+        self._group = GroupId(
+            derive_id("grp_", self.past.parent.rollout_id, str(point.last), str(first))
+        )
 
     def branch(self, number: int, at: float) -> Branch:
-        """Return branch ``number`` (from 0), made at wall time ``at``."""
+        """Return branch ``number`` of the point (from 0), made at wall time ``at``."""
         parent, point = self.past.parent, self._point
-        where = (parent.rollout_id, str(point.last))
         mine = Identity(
-            rollout_id=RolloutId(derive_id("rol_", *where, str(number))),
-            group_id=GroupId(derive_id("grp_", *where)),
+            rollout_id=point_branch_id(parent.rollout_id, point, number),
+            group_id=self._group,
             index=number,
             epoch=derive_id("epo_", parent.epoch, str(point.last), str(number)),
             at=at,
@@ -208,6 +211,11 @@ class ProgramBranches:
 def branch_id(parent: RolloutId, call: CallPath, number: int) -> RolloutId:
     """Return the id of the rollout in which ``call`` of ``parent`` returns ``number``."""
     return RolloutId(derive_id("rol_", parent, f"branch {call}", str(number)))
+
+
+def point_branch_id(parent: RolloutId, point: Point, number: int) -> RolloutId:
+    """Return the id of branch ``number`` of a point of ``parent``."""
+    return RolloutId(derive_id("rol_", parent, str(point.last), str(number)))
 
 
 def identity_of(admitted: Admitted) -> Identity:

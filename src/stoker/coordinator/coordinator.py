@@ -5,7 +5,7 @@ the coordinator with that error; what was journalled is resumed later.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -42,6 +42,7 @@ SETTLED = declare("coordinator.settled", "every outcome is on disk; workers stil
 
 _EVENTS_WAIT_SECONDS = 30.0
 _ADMIT_SECONDS = 0.1
+_LOOK_SECONDS = 0.25
 _ENDED_AT_ONCE = 256
 """Rollouts ended without having begun between two flushes: the appender's queue stays short."""
 
@@ -66,6 +67,9 @@ class Coordinator:
         self._order = 0
         self.asked_end: Callable[[RolloutId], Outcome | None] = lambda _: None
         """What a person has asked to become of a rollout; set once, before the run."""
+        self.look_for_branches: Callable[[], Awaitable[None]] = _nothing
+        """Makes the branches that a person has asked for since; set once, before the run."""
+        self._look_at = 0.0
         self._all_end_as: Outcome | None = None
         """Once a person has ended the whole run: what becomes of rollouts not yet admitted."""
         self.boxes_reserved = 0
@@ -144,6 +148,7 @@ class Coordinator:
             if self._all_end_as is not None:
                 await self._end_waiting(self._all_end_as)
             elif not draining:
+                await self._look_outside()
                 self.parts.lane.none_held()  # said again below, while it is so
                 await self._begin_branches()
                 self._admit_some()
@@ -155,6 +160,13 @@ class Coordinator:
             self._wake.clear()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), _ADMIT_SECONDS)
+
+    async def _look_outside(self) -> None:
+        """See what branches were asked for: a few times a second, and before the run ends."""
+        now = self.parts.clock.monotonic()
+        if now >= self._look_at or not self.flow.active:
+            self._look_at = now + _LOOK_SECONDS
+            await self.look_for_branches()
 
     async def _begin_branches(self) -> None:
         """Begin branches before new rollouts: somebody waits for their groups already."""
@@ -376,6 +388,10 @@ class Coordinator:
             self.broke(error)
         else:
             self.broke(InternalError(f"the coordinator met a bug: {error!r}"))
+
+
+async def _nothing() -> None:
+    """Nobody asks from outside."""
 
 
 def _line(rollout: ActiveRollout, outcome: Outcome, now: float) -> RolloutLine:

@@ -25,6 +25,7 @@ from stoker.coordinator.agreement import (
     require_usable,
 )
 from stoker.coordinator.assembly import Ground, assemble
+from stoker.coordinator.branch_requests import BranchWatch
 from stoker.coordinator.cancelling import CancelWatch
 from stoker.coordinator.common import CommonLedger
 from stoker.coordinator.coordinator import Coordinator
@@ -352,6 +353,7 @@ class _Execution:
             asyncio.create_task(storage.run(snapshots.hold)),
             asyncio.create_task(CancelWatch(run, coordinator).run()),
         ]
+        BranchWatch(run, coordinator)
         for task in besides:
             self._stack.push_async_callback(_cancelled, task)
         for task in (keeping, told, *besides):

@@ -36,24 +36,25 @@ class GroupKeeper:
         self.spared = 0
         """Rollouts that were never begun, since their groups were complete without them."""
         self._branches: set[RolloutId] = set()
+        self._given_up = 0
+        """Branches that a restart has ended."""
         self.branched: Counter[RolloutId] = Counter()
         """Rollout → how many its program, and theirs, branched off it."""
 
     @property
     def total(self) -> int:
         """Rollouts that end some time or have: those of the plan that begin, and branches."""
-        return self._plan.total - self.spared + len(self._branches)
+        return self._plan.total - self.spared + len(self._branches) - self._given_up
 
     def knows(self, admitted: Admitted, finished: Finished | None) -> None:
         """Count a rollout that the plan has not begun: a branch."""
         restarted = finished is not None and finished.outcome.reason == RESTARTED
-        if admitted.branched is msgspec.UNSET or restarted:
+        if admitted.branched is msgspec.UNSET:
             return
         self._branches.add(admitted.rollout_id)
-        if admitted.sample != admitted.rollout_id:
-            self.branched[admitted.sample] += 1
-            if self._awaited(admitted):
-                self.groups.grows(admitted)
+        self._given_up += restarted
+        self.branched[admitted.sample] += admitted.sample != admitted.rollout_id
+        self._expect(self.groups, admitted)
 
     def is_branch(self, rollout_id: RolloutId) -> bool:
         """Whether it is a branch that is on record, or on its way there."""
@@ -62,7 +63,7 @@ class GroupKeeper:
     def restarted(self, rollout: ActiveRollout) -> None:
         """Settle a rollout of before a restart; nothing takes the place of a branch."""
         self.budget.ended(rollout)
-        self._branches.discard(rollout.rollout_id)
+        self._given_up += rollout.rollout_id in self._branches
         outcome = Outcome(kind=OutcomeKind.CANCELLED, reason=RESTARTED)
         finished = Finished(outcome=outcome, at=self._flow.parts.clock.now().wall)
         self._count(self.groups, rollout.admitted, finished)
@@ -134,10 +135,9 @@ class GroupKeeper:
             admitted = admitted_of(summary)
             if admitted.task.task_id not in tasks:
                 continue
+            self._expect(found, admitted)
             if (finished := finished_of(summary)) is not None:
                 self._count(found, admitted, finished)
-            elif admitted.sample != admitted.rollout_id and self._awaited(admitted):
-                found.grows(admitted)
         found.settle()
         return found
 
@@ -159,6 +159,16 @@ class GroupKeeper:
         if not gone and self._awaited(admitted):
             groups.counted(admitted, finished.outcome, at=finished.at)
 
+    def _expect(self, groups: Groups, admitted: Admitted) -> None:
+        """Let the group of a branch wait for it."""
+        if admitted.branched is msgspec.UNSET or not self._awaited(admitted):
+            return
+        if admitted.sample == admitted.rollout_id:
+            groups.asked(admitted)
+        else:
+            groups.grows(admitted)
+
     def _awaited(self, admitted: Admitted) -> bool:
-        """Whether somebody waits for its group: those of ``stoker branch`` are nobody's."""
-        return admitted.group_id == group_id(self._plan.run_id, admitted.task.task_id)
+        """Whether somebody waits for its group: for those of ``stoker branch`` a trainer does."""
+        ours = admitted.group_id == group_id(self._plan.run_id, admitted.task.task_id)
+        return ours or self._feed is not None

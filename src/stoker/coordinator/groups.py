@@ -79,6 +79,8 @@ class Groups:
         self._ended: dict[GroupId, dict[RolloutId, _Ended]] = {}
         self._going: dict[GroupId, dict[RolloutId, RolloutId]] = {}
         """Branches that programs made and that have no outcome → whom they count with."""
+        self._asked: dict[GroupId, set[RolloutId]] = {}
+        """Groups of branches that a person asked for → who is of them."""
         self._tokens: dict[GroupId, list[int]] = {}
         """Of who ended by itself, while its group may yet cut somebody off."""
         self._unmeasured: set[GroupId] = set()
@@ -86,6 +88,10 @@ class Groups:
         self.complete: dict[GroupId, float] = {}
         """Group → wall time of the outcome that completed it."""
         self.bias = LengthBias()
+
+    def asked(self, admitted: Admitted) -> None:
+        """Know of a branch that a person asked for: its group waits for each that it knows of."""
+        self._asked.setdefault(admitted.group_id, set()).add(admitted.rollout_id)
 
     def grows(self, admitted: Admitted) -> None:
         """Wait for a branch that a program made: its group is not complete without its outcome."""
@@ -134,8 +140,12 @@ class Groups:
     def _look(self, group: GroupId) -> bool:
         """Return whether ``group`` is complete, and note so."""
         whole = self._whole(group)
-        enough = sum(by_itself for by_itself, _ in whole) >= self._size
-        if not enough and len(whole) < self._size + self._spare:
+        if group in self._asked:
+            complete = self._asked[group] <= whole.keys()
+        else:
+            own = sum(by_itself for by_itself, _ in whole.values())
+            complete = own >= self._size or len(whole) >= self._size + self._spare
+        if not complete:
             return False
         self.complete[group] = self._completed_at(group)
         if not self._listening:
@@ -143,22 +153,23 @@ class Groups:
             self._going.pop(group, None)
         return True
 
-    def _whole(self, group: GroupId) -> list[tuple[bool, float]]:
+    def _whole(self, group: GroupId) -> dict[RolloutId, tuple[bool, float]]:
         """Return of each sample that has ended whole whether by itself, and when."""
         found: dict[RolloutId, tuple[bool, float]] = {}
         for rollout_id in self.members(group):
             by_itself, at, sample = self._ended[group][rollout_id]
             before, latest = found.get(sample, (False, at))
             found[sample] = before or by_itself, max(latest, at)
-        return list(found.values())
+        return found
 
     def _completed_at(self, group: GroupId) -> float:
         """Return when a complete group became so; after a crash outcomes are counted in no order of
         time.
         """  # noqa: D205 - one thought
-        whole = self._whole(group)
+        whole = self._whole(group).values()
         own = sorted(at for by_itself, at in whole if by_itself)
-        return own[self._size - 1] if len(own) >= self._size else max(at for _, at in whole)
+        first = len(own) >= self._size and group not in self._asked
+        return own[self._size - 1] if first else max(at for _, at in whole)
 
     def _late(self, admitted: Admitted, outcome: Outcome, at: float, tokens: int | None) -> None:
         group = admitted.group_id
@@ -194,5 +205,6 @@ class Groups:
         """Remember no longer who is of ``group``: its trainer has it."""
         self._ended.pop(group, None)
         self._going.pop(group, None)
+        self._asked.pop(group, None)
         self._tokens.pop(group, None)
         self._unmeasured.discard(group)

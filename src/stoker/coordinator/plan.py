@@ -53,8 +53,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def is_of_this_start(self, admitted: Admitted) -> bool:
         """Whether a rollout belongs to the run as it is now, not to one before a restart."""
         if admitted.branched is not msgspec.UNSET:
-            return admitted.program_digest == self.loaded.source_digest
+            return self.has_program_of(admitted)
         return admitted.rollout_id == self.admit(admitted.task, admitted.index, 0.0).rollout_id
+
+    def has_program_of(self, admitted: Admitted) -> bool:
+        """Whether a rollout was made with the program as it is now."""
+        return admitted.program_digest == self.loaded.source_digest
 
     def admit(self, task: Task, index: int, at: float) -> Admitted:
         """Return the admission of one rollout; ``at`` is wall time."""

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from stoker.broker.place import owner_pid
+from stoker.config.tasks import read_tasks
 from stoker.coordinator.partition import Partition, divided
 from stoker.coordinator.record import RunDirectory
 from stoker.errors import RunOwned
@@ -78,6 +79,20 @@ def parts_of(run: RunDirectory) -> tuple[Part, ...]:
         RunNotFound: it has no record.
     """
     return tuple(Part(run, partition) for partition in divided(run.record.partition_count))
+
+
+def part_of_task(run: RunDirectory, task_id: str) -> Part:
+    """Return the partition of a recorded run that sees to a task of it."""
+    parts = parts_of(run)
+    if len(parts) == 1:
+        return parts[0]
+    tasks = read_tasks(run.tasks, run.record.settings["run"]["task_limit"])
+    run_id = run.record.run_id
+    return next(
+        part
+        for part in parts
+        if any(task.task_id == task_id for task in part.partition.hand(run_id, tasks))
+    )
 
 
 def is_running(run: RunDirectory) -> bool:

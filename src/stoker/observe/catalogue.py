@@ -287,6 +287,7 @@ LOG_EVENTS: dict[str, str] = {
     "action_requeued": "The ledger takes an action back from a worker, and why.",
     "late_result": "A result came under a stale fence, and what was decided.",
     "check_failed": "A finished rollout could not be replayed for a check, and why.",
+    "branch_refused": "Branches that were asked for from outside cannot be made any more.",
     "host_lost": "A program host was ended or died; its rollouts are replayed elsewhere.",
 }
 """Event name → what it says, of the coordinator's log; the workers' are in ``worker.log``."""

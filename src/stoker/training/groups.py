@@ -51,7 +51,10 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     """Which hand-out this is, from 1."""
     task: Task
     rollouts: tuple[GroupRollout, ...]
-    """``run.group_size`` of them, by index, each followed by what its program branched off it."""
+    """``run.group_size`` of them, by index, each followed by what its program branched off it;
+    all, where a person had them branched (``stoker branch``)."""
+    parent: RolloutId | None = None
+    """Whom a person had them branched off, at one of its steps; ``None``: the run began them."""
     left_over: tuple[GroupRollout, ...] = ()
     """With ``run.spare``: who was begun and is not of the group, stragglers and failed ones."""
     abandoned: tuple[int, ...] = ()
@@ -90,14 +93,18 @@ class GroupReader(msgspec.Struct, frozen=True):
             samples.setdefault(one.standing.admitted.sample, []).append(one)
         # Sorted by what does not change: the same group comes out whenever it is read.
         ordered = sorted(samples.values(), key=_precedence)
-        chosen = sorted((one for some in ordered[: self.size] for one in some), key=_order)
-        left = sorted((one for some in ordered[self.size :] for one in some), key=_order)
+        branched = ordered[0][0].standing.admitted.branched
+        parent = None if branched is msgspec.UNSET else branched.parent
+        size = self.size if parent is None else len(ordered)
+        chosen = sorted((one for some in ordered[:size] for one in some), key=_order)
+        left = sorted((one for some in ordered[size:] for one in some), key=_order)
         return Group(
             group_id=group,
             number=number,
             task=chosen[0].standing.admitted.task,
             rollouts=tuple(self._with_rows(one) for one in chosen),
             left_over=tuple(_bare(one) for one in left),
+            parent=parent,
             mixed=disagreements(chosen),
         )
 
