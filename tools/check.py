@@ -28,17 +28,19 @@ LINT = [
     ("mypy", [BIN / "mypy", "--no-error-summary"]),
     ("layers", [BIN / "lint-imports", "--no-logo"]),
 ]
-# Floor → its folders and how many run side by side. Boxes and crashes measure time limits of real
-# processes, so they get the machine to themselves.
+# Floor → its folders and how many run side by side. Boxes measure the limits of real processes, so
+# they get the machine to themselves; a crash mostly waits for who is killed.
 FLOORS = [
     ("tidy and unit", ["tests/tidy", "tests/unit", "tests/golden", "tests/property"], 2),
     ("model", ["tests/model"], 2),
     ("simulation", ["tests/simulation"], 2),
-    ("crash", ["tests/crash"], 1),
+    ("crash", ["tests/crash"], 2),
     ("security", ["tests/security"], 1),
-    ("end to end", ["tests/e2e"], 1),
+    ("end to end", ["tests/e2e"], 2),
     ("real vLLM", ["tests/rig"], 1),
 ]
+BY_FILE = ("crash", "end to end")
+"""Floors whose files share a run that takes long: each file is one process's."""
 TORCH_FOLDERS = ["tests/in_process", "tests/unit/test_inference_contract.py"]
 """Run by ``-k torch``: of the contract that every model keeps, the part of this one."""
 TORCH_SKIPPED = (
@@ -93,9 +95,8 @@ def floor(name: str, folders: list[str], workers: int, *, slow: bool) -> Counts:
     pytest = [BIN / "python", "-m", "pytest", "--durations=12", "--durations-min=5"]
     if slow and present == ["tests/rig"] and rig_stands():
         pytest = [BIN / "python", "tools/rig_vllm.py"]  # else they skip, and say what lacks
-    return run_tests(
-        name, [*pytest, *present, *(["-n", str(workers)] if workers > 1 else [])], slow
-    )
+    side_by_side = ["-n", str(workers), "--dist", "loadfile" if name in BY_FILE else "load"]
+    return run_tests(name, [*pytest, *present, *(side_by_side if workers > 1 else [])], slow)
 
 
 def torch_floor(*, slow: bool) -> Counts:
