@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 
 import stoker.broker.owner
 import stoker.coordinator.backups
@@ -191,6 +192,9 @@ def test_each_point_once_in_one_run(family: str, tmp_path: Path, reference: Reco
         assert not left, f"never reached: {left}\n{one.said()}"
         assert status == 0, one.said()
         check(one, reference, workers_hurt=any(p.startswith(WORKERS) for p in points))
+        told = [e for record in read(one.run.path).every for e in record.events]
+        paused = any(isinstance(e, Delivered) and e.paused_seconds is not UNSET for e in told)
+        assert paused == bool(deaths), "what a rollout waits for a coordinator is not its own time"
 
 
 @pytest.mark.parametrize(

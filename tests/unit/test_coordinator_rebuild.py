@@ -4,6 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from stoker.config.tree import WorkerSettings
@@ -151,6 +152,25 @@ def test_time_without_a_coordinator_counts_for_pauses_and_not_for_timeouts(tmp_p
         return resumer.waited(standing, call)
 
     assert (waited(Verb.TIMER), waited(Verb.SLEEP)) == (1.0, 899.0)
+
+
+def test_no_pause_counts_for_a_rollouts_own_clock_however_many_there_were() -> None:
+    week = 604_800.0
+    back = [
+        msgspec.structs.replace(delivered(path, at), paused_seconds=pause)
+        for path, at, pause in (("0", 101.0 + week, week), ("1", 103.0 + 2 * week, week - 0.5))
+    ]
+    events: list[JournalEvent] = [
+        ADMITTED,
+        issued("0", Verb.GENERATE),
+        issued("9", Verb.TIMER),
+        back[0],
+        issued("1", Verb.RUN),
+        back[1],
+    ]
+    standing = rebuild(events, fetch)
+    assert standing.ran == 3.5
+    assert [standing.ran_at[CallPath(path)] for path in ("0", "9", "1")] == [0.0, 0.0, 1.0]
 
 
 def test_calls_remember_the_time_of_their_turn() -> None:

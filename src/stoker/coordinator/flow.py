@@ -212,11 +212,13 @@ class Flow:
                 worker_id=completion.worker_id if completion else None,
                 status=completion.status if completion else "",
                 changed=changed,
+                paused_seconds=rollout.paused or msgspec.UNSET,
                 queue_seconds=completion.timings.queue_seconds if completion else 0.0,
                 run_seconds=completion.timings.run_seconds if completion else 0.0,
                 latency_seconds=result.latency_seconds,
             )
         ]
+        rollout.paused = 0.0
         if result.fault is not None:
             self.met(rollout, result.fault)
             if taints(result.fault):

@@ -52,14 +52,23 @@ class Standing(msgspec.Struct, kw_only=True):
     reissued: set[CallPath] = set()
     issued_at: dict[CallPath, float] = {}
     """Wall time of the turn in which a call was issued."""
+    ran_at: dict[CallPath, float] = {}
+    """``ran`` of that turn."""
     at: float = 0.0
     """Wall time of the latest turn."""
+    paused: float = 0.0
+    """Seconds since its admission in which no coordinator had it."""
     actions: int = 0
     finished: Finished | None = None
     became: list[Became] = []
     """Of a branch: who it was at first, and from which turn on it was another."""
     shared: int = 0
     """How many results were delivered to whoever it was branched off."""
+
+    @property
+    def ran(self) -> float:
+        """Seconds of its own clock up to the latest turn: pauses of its run do not count."""
+        return max(0.0, self.at - self.admitted.at - self.paused)
 
 
 def rebuild(events: Iterable[JournalEvent], fetch: Fetch) -> Standing:
@@ -102,6 +111,7 @@ def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
             _deliver(standing, event, fetch)
         case Issued():
             standing.issued_at[event.path] = standing.at
+            standing.ran_at[event.path] = standing.ran
             standing.outstanding[event.path] = event
             standing.issued[event.path] = event
             standing.actions += event.action_id is not None
@@ -137,6 +147,8 @@ def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
 def _deliver(standing: Standing, event: Delivered, fetch: Fetch) -> None:
     standing.outstanding.pop(event.path, None)
     standing.delivered.append(event)
+    if event.paused_seconds is not msgspec.UNSET and len(standing.delivered) > standing.shared:
+        standing.paused += event.paused_seconds
     content = None if event.value is None else fetch(event.value)
     result = RecordedResult(path=event.path, value=content, fault=event.fault, at=event.at)
     is_open = len(standing.delivered) == standing.shared
@@ -150,6 +162,7 @@ def _branch(standing: Standing, event: Branched) -> None:
     standing.shared = len(standing.delivered) + 1  # the next one too
     standing.actions = 0
     standing.at = event.identity.at
+    standing.paused = 0.0  # a clock of its own
 
 
 def _finish(standing: Standing, event: Finished) -> None:

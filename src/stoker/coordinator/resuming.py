@@ -53,6 +53,7 @@ class Resumer:
         rollout = ActiveRollout(admitted=standing.admitted, seq=standing.seq)
         rollout.tainted = dict(standing.tainted)
         rollout.resumed = 1
+        rollout.paused = max(0.0, self._clock.now().wall - standing.at)
         rollout.actions = standing.actions
         rollout.became = tuple(standing.became)
         own = standing.delivered[standing.shared :]  # what a branch shares has been counted
@@ -79,7 +80,9 @@ class Resumer:
         A pause has passed on the wall clock. The clock of ``ctx.timeout`` counts up to the latest
         turn only, as the rollout's own does: time without a coordinator is no tool's fault.
         """
-        until = standing.at if call.verb is Verb.TIMER else self._clock.now().wall
+        if call.verb is Verb.TIMER:
+            return standing.ran - standing.ran_at.get(call.path, standing.ran)
+        until = self._clock.now().wall
         return max(0.0, until - standing.issued_at.get(call.path, until))
 
     def _call(self, issued: Issued, now: float) -> Call:

@@ -120,8 +120,8 @@ class Reviver:
             return None
 
     def _go_on(self, rollout: ActiveRollout, standing: Standing) -> None:
-        passed = standing.at - standing.admitted.at  # a run resumed next week is not out of time
-        self._owner.enter(rollout, max(0.0, standing.admitted.timeout_seconds - passed))
+        # A run resumed next week is not out of time, nor one that is resumed a week after that.
+        self._owner.enter(rollout, max(0.0, standing.admitted.timeout_seconds - standing.ran))
         if (ended := self._owner.asked_end(rollout.rollout_id)) is not None:
             self._flow.finish(rollout, ended)  # before a result that waits is heard of
             return

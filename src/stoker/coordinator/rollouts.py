@@ -74,6 +74,8 @@ class ActiveRollout:
     tokens: int = 0
     resumed: int = 0
     """How often it was replayed after a crash."""
+    paused: float = 0.0
+    """Seconds before it was; written down with the next result."""
     queue_seconds: float = 0.0
     run_seconds: float = 0.0
     policy_versions: set[int] = field(default_factory=set)

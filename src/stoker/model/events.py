@@ -136,6 +136,8 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True, tag="delivered"):
     """Completion status for actions."""
     changed: bool = False
     """It ran in its environment and the box survived: a rebuild must run it again."""
+    paused_seconds: float | msgspec.UnsetType = msgspec.UNSET
+    """Between the turn before and the coordinator that took the rollout up again; unset: none."""
     queue_seconds: float = 0.0
     run_seconds: float = 0.0
     latency_seconds: float = 0.0
