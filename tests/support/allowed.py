@@ -17,6 +17,7 @@ OUTSIDE = {
     ("rollout/hosts.py", "os.environ"): "starts program hosts under a pinned hash seed",
     ("rollout/hosts.py", "create_subprocess_exec"): "owns the program host processes",
     ("coordinator/workers.py", "subprocess"): "owns the local worker processes",
+    ("sandbox/delegation.py", "subprocess"): "asks a user's systemd what it delegated",
     ("sandbox/maker_client.py", "subprocess"): "owns the privileged box maker",
     ("sandbox/oci_runtimes.py", "subprocess"): "asks a runtime for its version",
     ("sandbox/user_namespace.py", "subprocess"): "owns the process that holds a namespace",

@@ -3,11 +3,14 @@
 import asyncio
 import errno
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
-from stoker.sandbox import cgroups
+from stoker.sandbox import cgroups, delegation
 from stoker.sandbox.cgroups import TreeV1, TreeV2, directories_of
 from stoker.sandbox.delegation import PROCESSES, NotDelegated, place
 
@@ -70,8 +73,12 @@ class Hierarchy:
 
 
 @pytest.fixture
-def hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hierarchy:
-    return Hierarchy(tmp_path, monkeypatch)
+def hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hierarchy]:
+    """A hierarchy on a machine whose systemd, if it has one, says nothing."""
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    delegation._is_said_to_be.cache_clear()
+    yield Hierarchy(tmp_path, monkeypatch)
+    delegation._is_said_to_be.cache_clear()
 
 
 def enabled(group: Path) -> set[str]:
@@ -116,6 +123,23 @@ def test_what_systemd_did_not_delegate_is_left_alone(hierarchy: Hierarchy) -> No
         place(hierarchy.mount, f"/{SCOPE}", root=False)
     assert "systemd-run --user --scope -p Delegate=yes" in refused.value.remedy
     assert (hierarchy.pids(scope), enabled(scope)) == (["11"], set())
+
+
+@pytest.mark.parametrize(("said", "given"), [("yes", True), ("no", False)])
+def test_a_user_s_systemd_that_marks_nothing_is_asked(
+    hierarchy: Hierarchy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, *, given: bool
+) -> None:
+    program = tmp_path / "systemctl"
+    program.write_bytes(
+        b'#!/bin/sh\n[ "$*" = "--user show --property=Delegate --value -- run-1.scope" ] &&'
+        b' [ "$XDG_RUNTIME_DIR" = /run/user/4242 ] && echo ' + said.encode()
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: str(program))
+    monkeypatch.setattr(os, "geteuid", lambda: 4242)
+    scope = hierarchy.fill(hierarchy.mount / SCOPE, 11)
+    with nullcontext() if given else pytest.raises(NotDelegated, match="did not delegate"):
+        assert place(hierarchy.mount, f"/{SCOPE}", root=False) == scope
 
 
 def test_root_without_delegation_makes_groups_beside_the_units(hierarchy: Hierarchy) -> None:

@@ -2,8 +2,8 @@
 
 There a group lies beneath the one that this process is in, so that a limit of ours holds our boxes
 too, and only where that one was given to us: systemd takes controllers, and with them limits, away
-from groups that it did not delegate, whenever it arranges its units anew. Where there is no
-delegation root makes groups at the top, beside the units, and an ordinary user none.
+from groups that it did not delegate, when it arranges its units anew (``daemon-reload``). Where
+there is no delegation root makes groups at the top, beside the units, and an ordinary user none.
 
 The kernel lets a group have processes or controllers for groups beneath it, not both. So all
 processes of our group are first moved into one beneath it (``PROCESSES``), as engines of containers
@@ -12,6 +12,9 @@ do; whoever is there already makes groups beside it.
 
 import errno
 import os
+import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 
 PROCESSES = "stoker-processes"
@@ -21,7 +24,8 @@ CONTROLLERS = ("memory", "pids")
 _DELEGATE = "systemd-run --user --scope -p Delegate=yes COMMAND, or run as root"
 _DELEGATE_ROOT = "systemd-run --scope -p Delegate=yes COMMAND"
 _MARKS = ("trusted.delegate", "user.delegate")
-"""How systemd marks what it delegated: by root (always), by anybody (from 251 on)."""
+"""How systemd marks what it delegated; that of a user (as of 252) does not, and is asked."""
+_ASK_SECONDS = 20.0
 _UNITS = (".scope", ".service", ".slice")
 _ROUNDS_MAX = 100
 
@@ -74,9 +78,11 @@ def _not_ours(here: Path, mount: Path) -> str:
     if missing:
         return f"{here.name or mount} has no controller {', '.join(sorted(missing))}"
     # A group that bears no unit's name was made by somebody else, for us or for a container.
-    if here != mount and here.suffix in _UNITS and not any(_is_marked(here, m) for m in _MARKS):
-        return f"systemd did not delegate {here.name}"
-    return ""
+    if here == mount or here.suffix not in _UNITS or any(_is_marked(here, m) for m in _MARKS):
+        return ""
+    if os.geteuid() != 0 and _is_said_to_be(here.name):
+        return ""
+    return f"systemd did not delegate {here.name}"
 
 
 def _is_marked(group: Path, mark: str) -> bool:
@@ -84,6 +90,25 @@ def _is_marked(group: Path, mark: str) -> bool:
         return os.getxattr(group, mark) == b"1"
     except OSError:
         return False
+
+
+@cache
+def _is_said_to_be(unit: str) -> bool:
+    """Ask the systemd of this user whether it delegated one of its units."""
+    systemctl = shutil.which("systemctl", path="/usr/bin:/bin")
+    if systemctl is None:
+        return False
+    try:
+        said = subprocess.run(  # noqa: S603 - a program of the system
+            [systemctl, "--user", "show", "--property=Delegate", "--value", "--", unit],
+            env={"XDG_RUNTIME_DIR": f"/run/user/{os.geteuid()}"},
+            capture_output=True,
+            timeout=_ASK_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return said.stdout.strip() == b"yes"
 
 
 def _bound_above(here: Path, mount: Path) -> Path | None:
