@@ -14,11 +14,11 @@ from support.sandbox import needs_root
 WORLD = Path(__file__).parent.parent / "support" / "egress_world.py"
 
 
-@needs_root
-def test_a_box_reaches_what_its_policy_names_and_nothing_else(tmp_path: Path) -> None:
+def certify(directory: Path) -> None:
+    """Make the key and the certificate of the world's server."""
     if shutil.which("openssl") is None:
         pytest.skip("no certificate without openssl; apt-get install openssl")
-    key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
+    key, certificate = directory / "key.pem", directory / "cert.pem"
     subprocess.run(
         [
             "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
@@ -28,8 +28,14 @@ def test_a_box_reaches_what_its_policy_names_and_nothing_else(tmp_path: Path) ->
         ],
         check=True, capture_output=True,
     )  # fmt: skip
+
+
+@needs_root
+@pytest.mark.parametrize("starts", ["fresh", "warm"])
+def test_a_box_reaches_what_its_policy_names_and_nothing_else(tmp_path: Path, starts: str) -> None:
+    certify(tmp_path)
     done = subprocess.run(
-        ["unshare", "--net", "--mount", sys.executable, str(WORLD), str(tmp_path)],
+        ["unshare", "--net", "--mount", sys.executable, str(WORLD), str(tmp_path), starts],
         capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -37,6 +43,8 @@ def test_a_box_reaches_what_its_policy_names_and_nothing_else(tmp_path: Path) ->
     inside = json.loads(seen["stdout"] or "{}")
     assert inside, seen["stderr"]
 
+    assert seen["forked"] is (starts == "warm")
+    assert seen["again"] == inside, "a second action of the box has a door of its own"
     assert inside["listed"] == "hello /simple"
     assert "403" in inside["unlisted"], "a name the policy does not list"
     assert "403" in inside["inward"], "a listed name that leads into a private network"

@@ -1,7 +1,8 @@
 """A box, the egress proxy and a world of one server, in network and mount namespaces of its own.
 
-Arguments: a directory to work in, which holds ``key.pem`` and ``cert.pem`` of ``pypi.org``. The
-world is this namespace: a public address on its loopback, names in a hosts file of its own.
+Arguments: a directory to work in, which holds ``key.pem`` and ``cert.pem`` of ``pypi.org``, and
+``warm`` or ``fresh``: how the box's programs start. The world is this namespace: a public address
+on its loopback, names in a hosts file of its own.
 """
 
 import asyncio
@@ -15,6 +16,8 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+
+import msgspec
 
 from stoker.model.execution import Baseline, Credential, Destination, ExecutionPolicy, Limits
 from stoker.model.tools import RunRequest
@@ -125,15 +128,11 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-async def main(directory: Path) -> dict[str, object]:
+async def main(directory: Path, *, warm: bool) -> dict[str, object]:
     """Run one program in a box that may reach ``pypi.org``; return what it and the proxy saw."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
-    policy = ExecutionPolicy(
-        accept_shared_kernel=True,
-        limits=Limits(memory_bytes=256 * 1024 * 1024),
-        network=(Destination(host="pypi.org"), Destination(host="inward.example")),
-    )
+    policy = _policy("pypi.org", "inward.example", warm=warm)
     decisions: list[EgressDecision] = []
     told = asyncio.Event()
 
@@ -151,6 +150,8 @@ async def main(directory: Path) -> dict[str, object]:
         await box.write_files({"cert.pem": (directory / "cert.pem").read_bytes()})
         request = RunRequest(argv=("python", "-c", PROGRAM))
         first = await box.run(request, timeout_seconds=120)
+        forked = box.server is not None
+        again = await box.run(request, timeout_seconds=120)
         missing = await box.run(RunRequest(argv=("no-such-program",)), timeout_seconds=120)
         proxy = host.egress.process_id
         uid = os.stat(f"/proc/{proxy}").st_uid  # noqa: PTH116 - a process
@@ -166,13 +167,15 @@ async def main(directory: Path) -> dict[str, object]:
         hung = await _with_a_stopped_proxy(box, host.egress.process_id)
         await box.destroy()
         trust(directory)
-        using = await _with_credential(backend, directory)
+        using = await _with_credential(backend, directory, warm=warm)
         leaked = host.leaked()
     return {
         "stdout": first.result.stdout.kept.decode(),
         "stderr": first.result.stderr.kept.decode(),
         "sent": first.usage.network_sent_bytes,
         "came": first.usage.network_received_bytes,
+        "forked": forked,
+        "again": json.loads(again.result.stdout.kept or b"{}"),
         "missing": missing.result.exit_code,
         "uid": uid,
         "readable_by": readable_by,
@@ -189,6 +192,15 @@ async def main(directory: Path) -> dict[str, object]:
     }
 
 
+def _policy(*hosts: str, warm: bool) -> ExecutionPolicy:
+    return ExecutionPolicy(
+        accept_shared_kernel=True,
+        warm=warm,
+        limits=Limits(memory_bytes=256 * 1024 * 1024),
+        network=tuple(Destination(host=host) for host in hosts),
+    )
+
+
 async def _with_a_stopped_proxy(box: LocalBox, proxy: int) -> object:
     usual, gate.CLOSE_SECONDS = gate.CLOSE_SECONDS, 1.0
     os.kill(proxy, signal.SIGSTOP)
@@ -198,14 +210,12 @@ async def _with_a_stopped_proxy(box: LocalBox, proxy: int) -> object:
     return ended[0]
 
 
-async def _with_credential(backend: NamespaceBackend, directory: Path) -> dict[str, object]:
+async def _with_credential(
+    backend: NamespaceBackend, directory: Path, *, warm: bool
+) -> dict[str, object]:
     (directory / "token").write_text(SECRET + "\n")
-    policy = ExecutionPolicy(
-        accept_shared_kernel=True,
-        limits=Limits(memory_bytes=256 * 1024 * 1024),
-        network=(Destination(host="pypi.org"),),
-        credentials=(Credential(variable="TOKEN", host="pypi.org", file=str(directory / "token")),),
-    )
+    held = Credential(variable="TOKEN", host="pypi.org", file=str(directory / "token"))
+    policy = msgspec.structs.replace(_policy("pypi.org", warm=warm), credentials=(held,))
     box = await backend.create("box_using", Baseline(), policy)
     run = await box.run(RunRequest(argv=("python", "-c", USES)), timeout_seconds=120)
     await box.destroy()
@@ -216,4 +226,4 @@ async def _with_credential(backend: NamespaceBackend, directory: Path) -> dict[s
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     make_world(where)
-    sys.stdout.write(json.dumps(asyncio.run(main(where))))
+    sys.stdout.write(json.dumps(asyncio.run(main(where, warm=sys.argv[2] == "warm"))))

@@ -141,7 +141,6 @@ class LocalBox:
     ) -> BoxRun | Unstarted:
         opened = list(channels)
         prepared = gate = None
-        asked = request
         try:
             if self._removal is not None:
                 raise BoxFailed(f"box {self.box_id} is being removed; nothing was run")
@@ -149,14 +148,9 @@ class LocalBox:
                 raise ToolRefused("argv is empty; nothing was run")
             gate = await self.backend.gate(self)
             if gate is not None:
-                at = CHANNEL_FIRST + len(channels)
-                paths = self.backend.inside_paths()
-                request = gate.through(request, self.baseline.environment, paths, at)
                 channels = [*channels, gate.channel]
                 opened.append(gate.channel)
-            prepared = await self.backend.warm_start(self, request, len(opened))
-            if prepared is None:
-                prepared = self.backend.prepare(self, request, len(opened))
+            prepared = await self._prepared(request, len(opened), gate)
             opened += prepared.opened
             limits = self.policy.limits
             if self.group is not None:
@@ -179,7 +173,7 @@ class LocalBox:
             ended = await self._supervised(prepared.server or self.backend.host.maker(), work)
             if prepared.server is not None:
                 prepared.server.arm()
-            run = self._finished(asked, ended, prepared)
+            run = self._finished(request, ended, prepared)
             if gate is not None and isinstance(run, BoxRun):
                 run = with_network(run, await gate.close())
             return run
@@ -189,6 +183,16 @@ class LocalBox:
                 await gate.close()
             if prepared is not None:
                 _close_all([d for d in (prepared.status, prepared.reported) if d >= 0])
+
+    async def _prepared(self, request: RunRequest, channels: int, gate: Gate | None) -> Prepared:
+        """Say how ``request`` is started; the last of its channels is that of ``gate``."""
+        prepared = await self.backend.warm_start(self, request, channels, gate)
+        if prepared is not None:
+            return prepared
+        if gate is not None:
+            at, paths = CHANNEL_FIRST + channels - 1, self.backend.inside_paths()
+            request = gate.through(request, self.baseline.environment, paths, at)
+        return self.backend.prepare(self, request, channels)
 
     async def _supervised(self, starter: Starter, work: Work) -> Ended:
         """Run the action as a task of its own, so that ``destroy`` can end it from elsewhere."""
@@ -322,9 +326,12 @@ class LocalBackend(ABC):
         """Say how ``request`` is started; ``channels`` descriptors follow as 3, 4 …."""
 
     async def warm_start(
-        self, _box: LocalBox, _request: RunRequest, _channels: int
+        self, _box: LocalBox, _request: RunRequest, _channels: int, _gate: Gate | None
     ) -> Prepared | None:
-        """Say how the box's warm server starts ``request``; ``None``: it is started afresh."""
+        """Say how the box's warm server starts ``request``; ``None``: it is started afresh.
+
+        The last of its channels is that of ``gate``, if it has one.
+        """
         return None
 
     @abstractmethod

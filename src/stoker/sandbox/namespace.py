@@ -18,6 +18,7 @@ from stoker.model.tools import RunRequest
 from stoker.sandbox import kernel, reporter, seccomp, warm
 from stoker.sandbox.base import BoxOffer
 from stoker.sandbox.canary import namespace_offer
+from stoker.sandbox.egress.gate import Gate
 from stoker.sandbox.fenced import INSIDE_ID, FencedBackend
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import CHANNEL_FIRST, LocalBox, Parts
@@ -25,7 +26,7 @@ from stoker.sandbox.making import WorkOrder
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 from stoker.sandbox.starts import Prepared, launcher_told
 from stoker.sandbox.views import View
-from stoker.sandbox.warm import Plan, WarmServer, is_warm_form
+from stoker.sandbox.warm import Plan, WarmOrder, WarmServer, is_warm_form
 from stoker.sandbox.words import base_environment, encoded, encoded_argv, inside_directory
 
 _log = logging.getLogger("stoker.boxes")
@@ -109,9 +110,11 @@ class NamespaceBackend(FencedBackend):
         )
 
     async def warm_start(
-        self, box: LocalBox, request: RunRequest, channels: int
+        self, box: LocalBox, request: RunRequest, channels: int, gate: Gate | None
     ) -> Prepared | None:
         """Return an action for the box's warm server, where that does it as a fresh start would."""
+        if gate is not None:
+            request = gate.told(request)
         given = (box.baseline.environment, request.environment)
         if box.record.server_uid is None or not is_warm_form(request.argv, *given):
             return None
@@ -123,12 +126,13 @@ class NamespaceBackend(FencedBackend):
         directory = _directory(self.view(box), request)
         variables = {**self.environment(box, request), "PWD": directory}  # as the launcher does
         return Prepared(
-            order=WorkOrder(
+            order=WarmOrder(
                 argv=encoded_argv(request.argv),
                 environment=encoded(variables),
                 directory=os.fsencode(directory),
                 rlimits=self.rlimits(box.policy.limits),
                 targets=[CHANNEL_FIRST + n for n in range(channels)],
+                door=None if gate is None else (CHANNEL_FIRST + channels - 1, *gate.door),
             ),
             server=server,
         )

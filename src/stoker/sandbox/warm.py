@@ -52,6 +52,14 @@ def is_warm_form(argv: Sequence[str], *given: Mapping[str, str]) -> bool:
     return not any(n in _READ_AT_START or n.startswith(_READ_AT_START_PREFIXES) for n in names)
 
 
+class WarmOrder(WorkOrder, kw_only=True):
+    """How a server starts an action."""
+
+    door: tuple[int, int, str] | None = None
+    """Its way out: number of the channel to the egress proxy, then ``Gate.door``; ``None``: it has
+    none."""
+
+
 class Plan(msgspec.Struct, kw_only=True):
     """How the server of a box is started; the descriptors are closed when it has been."""
 
@@ -164,6 +172,7 @@ class WarmServer:
         self, order: WorkOrder, standard: Sequence[int], passed: Sequence[int] = ()
     ) -> Started:
         """Start an action; ``passed`` are the descriptors of ``order.targets``."""
+        assert isinstance(order, WarmOrder), "whatever else is the maker's"
         started = Started(next(self._numbers), self._loop)
         self._running[started.number] = started
         spec = {
@@ -172,6 +181,7 @@ class WarmServer:
             "directory": os.fsdecode(order.directory),
             "rlimits": order.rlimits,
             "python": self._python,
+            "door": order.door,
         }
         file = kernel.memory_file("spec", json.dumps(spec).encode())
         try:

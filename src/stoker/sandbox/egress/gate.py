@@ -91,6 +91,17 @@ class Gate:
         self._variables = variables
         """Placeholders of credentials, by variable."""
 
+    @property
+    def door(self) -> tuple[int, str]:
+        """Port and file of authorities, as ``inside/way_out`` takes them."""
+        return PORT, _BUNDLE if self._variables else "-"
+
+    def told(self, request: RunRequest) -> RunRequest:
+        """Return ``request`` with the variables by which its program finds the door."""
+        trust = dict.fromkeys(_TRUST_VARIABLES, _BUNDLE) if self._variables else {}
+        environment = {**_VARIABLES, **trust, **request.environment, **self._variables}
+        return msgspec.structs.replace(request, environment=environment)
+
     def through(
         self,
         request: RunRequest,
@@ -105,21 +116,15 @@ class Gate:
         box's in the script would have the channel, and the socket that the proxy accepts on.
         """
         python, scripts = paths
-        bundle = _BUNDLE if self._variables else "-"
+        port, bundle = self.door
         given = {**baseline, **request.environment}
         later = {n: v for n, v in given.items() if n.startswith(_LOADER_PREFIXES)}
         argv = (
-            python, "-I", "-S", f"{scripts}/way_out.py", str(at), str(PORT), bundle,
+            python, "-I", "-S", f"{scripts}/way_out.py", str(at), str(port), bundle,
             str(len(later)), *(f"{name}={value}" for name, value in later.items()), *request.argv,
         )  # fmt: skip
-        trust = dict.fromkeys(_TRUST_VARIABLES, bundle) if self._variables else {}
-        environment = {
-            **_VARIABLES,
-            **trust,
-            **request.environment,
-            **dict.fromkeys(later, ""),  # as good as unset for a loader
-            **self._variables,
-        }
+        unset = dict.fromkeys(later, "")  # as good as that for a loader
+        environment = {**self.told(request).environment, **unset, **self._variables}
         return msgspec.structs.replace(request, argv=argv, environment=environment)
 
     async def close(self) -> Carried | None:

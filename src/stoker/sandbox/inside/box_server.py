@@ -25,6 +25,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))  # noqa: PTH100, PTH120 - starts fast
 
 import stoker_program  # type: ignore[import-not-found]  # beside this file, not in a package
+import way_out  # type: ignore[import-not-found]  # likewise
 
 _SOCKET, _FILTER = 3, 4
 _CHANNEL_FIRST = 3
@@ -275,6 +276,11 @@ class Action:
             resource.setrlimit(int(name), tuple(limits))
         os.chdir(str(self.spec["directory"]))
 
+    def open_door(self) -> None:
+        """Open its way out, where it has one: nothing of that stays for the program."""
+        if self.spec["door"] is not None:
+            way_out.open_door(*self.spec["door"])  # type: ignore[misc]
+
     def _arrange(self, descriptors: list[int]) -> None:
         """Give the descriptors their numbers; every other one is closed."""
         parked = [_parked(d) for d in (*descriptors, self._errors)]
@@ -350,6 +356,7 @@ def main() -> "tuple[object, dict[str, object]]":
     try:
         action.confine()
         action.receive()
+        action.open_door()
         found = stoker_program.prepared(action.spec)
         if found is None:
             action.execute()
@@ -361,7 +368,8 @@ def main() -> "tuple[object, dict[str, object]]":
 
 
 if __name__ == "__main__":
-    del sys.path[0], sys.modules["stoker_program"]  # a program may have one of that name
+    # A program may have ones of these names.
+    del sys.path[0], sys.modules["stoker_program"], sys.modules["way_out"]
     _code, _globals = main()
     _ours = frozenset(sys.modules)
     _ended: BaseException | None = None

@@ -20,14 +20,7 @@ _AUTHORITIES = "/etc/ssl/certs/ca-certificates.crt"
 
 def main() -> None:
     """Listen, hand the socket over, become the program; 127 where there is none."""
-    channel = socket.socket(fileno=int(sys.argv[1]))
-    bundle = sys.argv[3]
-    with channel, socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
-        listening.bind(("127.0.0.1", int(sys.argv[2])))
-        listening.listen(_BACKLOG)
-        if bundle != "-":
-            trust(channel, bundle)
-        socket.send_fds(channel, [b"listening"], [listening.fileno()])
+    open_door(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
     first = 5 + int(sys.argv[4])
     for variable in sys.argv[5:first]:
         name, _, os.environ[name] = variable.partition("=")
@@ -37,6 +30,19 @@ def main() -> None:
     except OSError as error:
         sys.stderr.write(f"stoker: cannot start {argv[0]!r}: {error.strerror}\n")
         sys.exit(_NOT_STARTED)
+
+
+def open_door(channel_at: int, port: int, bundle: str) -> None:
+    """Hand a listening socket over by the channel; both are closed when this returns."""
+    channel = socket.socket(fileno=channel_at)
+    with channel, socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+        # The forked actions of a box share its ports: one that was used a moment ago may be again.
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        listening.listen(_BACKLOG)
+        if bundle != "-":
+            trust(channel, bundle)
+        socket.send_fds(channel, [b"listening"], [listening.fileno()])
 
 
 def trust(channel: socket.socket, bundle: str) -> None:
