@@ -152,7 +152,8 @@ async def holds(state: Path, rung: Rung) -> None:
     async with SandboxHost.open(state / "boxes") as host:
         backend = sandbox.backend_of(host, rung)
         policy = sandbox.policy_of(rung, sandbox.SMALL)
-        traits = Traits(rung in sandbox.OWN_UID, rung is not Rung.USER_NAMESPACE)
+        fresh = rung in (Rung.DELEGATED, Rung.USER_NAMESPACE)
+        traits = Traits(rung in sandbox.OWN_UID, not fresh)
         await holds_in(backend, policy, saves, traits)
         await backend.close()
         assert host.leaked() == 0, "something was left behind"
