@@ -12,6 +12,7 @@ import pytest
 from stoker.config.load import load_settings
 from stoker.config.tree import ModelSettings
 from stoker.coordinator.execute import execute
+from stoker.coordinator.lane_tries import TakenBack
 from stoker.coordinator.request import RunReport, RunRequest
 from stoker.inference.http.model import HttpModel
 from stoker.model.generation import Generation, VersionSpan, unpack_logprobs, unpack_tokens
@@ -137,6 +138,37 @@ def test_c5_weights_that_change_inside_a_turn_are_in_its_spans(updating: Server)
     assert 0 == first.start < first.end == second.start < second.end == said.token_count
     assert len(unpack_logprobs(said.logprobs)) == said.token_count
     say(f"{first.end} of {said.token_count} tokens by the old weights, the rest by the new ones")
+
+
+@pytest.mark.parametrize("api", ["auto", "generate"])
+def test_c5_an_aborted_turn_goes_on_from_its_tokens(main_server: Server, api: str) -> None:
+    async def main() -> tuple[Generation, Generation]:
+        async with asking(main_server, api=api) as model:
+            lane = lane_over(model)
+            whole = await lane.generate(asked("rol_whole", tokens_max=40), (0,))
+            call = asyncio.create_task(lane.generate(asked("rol_cut", tokens_max=40), (1,)))
+            await until_sampled(main_server, 5)
+            lane.pause("test")
+            assert await lane.take_back() == TakenBack(continued=1, anew=0)
+            name = {"new_version": "step-7"}
+            await asyncio.to_thread(main_server.post, "/update_weight_version", name)
+            lane.resume("test")
+            return whole, await call
+
+    try:
+        whole, turn = asyncio.run(main())
+    finally:
+        main_server.post("/update_weight_version", {"new_version": "default"})
+    assert turn.token_ids == whole.token_ids, "the weights have another name only"
+    assert (turn.text, turn.finish_reason) == (whole.text, whole.finish_reason)
+    first, second = turn.spans
+    assert (first.policy_version, second.policy_version) == (0, 7)
+    assert 0 == first.start < first.end == second.start < second.end == turn.token_count
+    assert unpack_logprobs(turn.logprobs) == pytest.approx(
+        unpack_logprobs(whole.logprobs), abs=1e-3
+    )
+    assert not turn.reissued
+    say(f"aborted after {first.end} of {turn.token_count} tokens, and gone on with")
 
 
 def test_c5_no_prefix_of_the_old_weights_is_served_after_an_update(updating: Server) -> None:
