@@ -25,6 +25,7 @@ from stoker.cli import (
     export,
     gateway,
     ledger,
+    plan,
     replay,
     runs,
     show,
@@ -79,6 +80,7 @@ app.command("branch")(branch.branch)
 app.command("show")(show.show)
 app.command("export")(export.export)
 app.command("replay")(replay.replay)
+app.command("plan")(plan.plan)
 app.command("doctor")(doctor.doctor)
 app.command("conformance")(conformance.conformance)
 app.add_typer(bench.app, name="bench")
