@@ -44,7 +44,7 @@ _ROOM_SECONDS = 0.25
 """Between two looks at the host's memory while it is short."""
 _EMPTY_SECONDS = 0.05
 """Pause after a poll that was answered with nothing before its time: it must not spin."""
-_FLUSH_SECONDS = 0.25
+_FLUSH_SECONDS = 1.0
 """What a process that was stopped gives to work that ended meanwhile, to be read and handed in."""
 
 BEAT_BEFORE = declare("worker.beat.before", "a sign of life is about to be sent")
