@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stoker.model.execution import Rung
+from stoker.errors import IsolationUnavailable
+from stoker.model.execution import Isolation, Rung
 from stoker.sandbox import trials
+from stoker.sandbox.qemu import parts
 from stoker.sandbox.trials import DoctorReport, try_host
 from support import sandbox
 
@@ -39,11 +41,29 @@ def test_every_offer_was_tried_in_every_limit(report: DoctorReport) -> None:
 @sandbox.needs_root
 @pytest.mark.root
 def test_rung_a_enforces_everything(report: DoctorReport) -> None:
-    (offer,) = (o for o in report.offers if o.rung is Rung.ROOT)
+    shared = (o for o in report.offers if o.isolation is not Isolation.QEMU)
+    (offer,) = (o for o in shared if o.rung is Rung.ROOT)
     if not any(f.name == "control groups" and f.ok for f in report.facts):
         pytest.skip("this host has no writable control groups")
     assert offer.available, offer.missing
     assert {s.limit: s.level for s in offer.strengths} == dict.fromkeys(LIMITS, "enforced")
+
+
+@sandbox.needs_root
+@pytest.mark.root
+def test_guests_of_qemu_have_a_line_that_says_how_they_run(report: DoctorReport) -> None:
+    (offer,) = (o for o in report.offers if o.isolation is Isolation.QEMU)
+    facts = [f for f in report.facts if f.name == "guests of QEMU"]
+    if not offer.available:
+        assert not facts
+        pytest.skip(f"guests of QEMU: {offer.missing}; {offer.remedy}")
+    assert not offer.shared_kernel
+    (fact,) = facts
+    assert "QEMU emulator version" in fact.value
+    assert ("with KVM" in fact.value) == fact.ok == (not fact.remedy)
+    # An emulated one is never the strongest: its remedies would hide those of what is used.
+    strongest = next(o for o in report.offers if o.available)
+    assert (strongest is offer) <= fact.ok
 
 
 V2 = "proc /proc proc rw 0 0\ncgroup2 /sys/fs/cgroup cgroup2 rw,nsdelegate 0 0\n"
@@ -77,6 +97,15 @@ def test_a_limit_that_does_not_hold_is_called_absent(
         limit="wall", argv=("true",), stopped=lambda r: r.timed_out, how="a program that ends"
     )
     monkeypatch.setattr(trials, "_trials", lambda _: [idle])
+
+    def missing() -> parts.Parts:
+        raise IsolationUnavailable("the emulator was not found; apt install it")
+
+    monkeypatch.setattr(parts, "find", missing)
     tried = asyncio.run(try_host(tmp_path))
+    (guests,) = (o for o in tried.offers if o.isolation is Isolation.QEMU)
+    seen = (guests.available, guests.missing, guests.remedy)
+    assert seen == (False, "the emulator was not found", "apt install it")
+    assert "guests of QEMU" not in {fact.name for fact in tried.facts}
     (offer,) = (o for o in tried.offers if o.rung is Rung.PROCESS)
     assert {s.limit: s.level for s in offer.strengths}["wall"] == "absent"

@@ -47,7 +47,7 @@ def doctor(
 
     from stoker.sandbox.trials import try_host
 
-    remarks().print("trying what this host can enforce; a few seconds …")
+    remarks().print("trying what this host can enforce; some ten seconds, more for a guest …")
     with TemporaryDirectory(prefix="stoker-doctor-") as state:
         report = asyncio.run(try_host(Path(state)))
     if as_json:

