@@ -48,7 +48,7 @@ def test_b1_killed_before_started_requeues_at_no_cost(tmp_path: Path, point: str
             ]
             await run.submit(*actions)
             await killed_at(run, point)
-            run.start()
+            await run.working(run.start())  # it has swept by then
             for action in actions:
                 done = await run.completion(action)
                 assert (done.status, done.attempt) == (CompletionStatus.OK, 1)
@@ -70,7 +70,7 @@ def test_b1_killed_after_started_goes_by_effect(tmp_path: Path, point: str, effe
             await killed_at(run, point)
             happened = 1 if point in AFTER_EFFECT else 0
             assert run.count(action) == happened
-            run.start()
+            await run.working(run.start())  # it has swept by then
             done = await run.completion(action)
             if effect is Effect.EXTERNAL:
                 assert done.status is CompletionStatus.AMBIGUOUS
@@ -90,7 +90,7 @@ def test_b1_killed_after_the_reply_changes_nothing(tmp_path: Path, point: str) -
             action = run.append(effect=Effect.EXTERNAL)
             await run.submit(action)
             await killed_at(run, point)
-            run.start()
+            await run.working(run.start())  # it has swept by then
             done = await run.completion(action)
             assert (done.status, done.attempt) == (CompletionStatus.OK, 1)
             after = run.append("after", effect=Effect.EXTERNAL)
@@ -113,7 +113,7 @@ def test_b1_an_environment_goes_with_its_worker(tmp_path: Path, point: str) -> N
             step = run.running(holder, "sh", "-c", "echo x >> given", path="step")
             await run.submit(step)
             await run.ended(process)
-            run.start()
+            await run.working(run.start())  # it has swept by then
             done = await run.completion(step)
             assert done.status is CompletionStatus.ERROR
             assert done.environment is EnvironmentState.LOST
