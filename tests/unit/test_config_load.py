@@ -176,6 +176,7 @@ def test_unknown_section_lists_the_known_ones() -> None:
         ("workers.classes.fast.by_ticket=true", "belongs to one worker"),
         ("sandbox.accept_shared_kernel=perhaps", "true or false"),
         ("workers.classes.fast.mounts=[{source='/a', target='/b', x=1}]", "mounts[0].x is no"),
+        ("sandbox.baselines.repo.files=repo", 'is "repo"; it must be an absolute path.'),
         ("junk", "not of the form a.b=value"),
     ],
 )

@@ -16,6 +16,7 @@ from stoker.errors import ConfigInvalid
 _SHOWN_MAX = 80
 _BARE = {"extra_forbidden": "is no known key of this table", "missing": "is missing"}
 _BOUNDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
+_PATTERNS = {r"^/": "an absolute path", r"^(/.*)?$": "an absolute path"}
 _EXPECTED = {
     "int_parsing": "a whole number",
     "int_type": "a whole number",
@@ -88,8 +89,9 @@ def _complaint(problem: Any) -> str:  # noqa: ANN401 - pydantic's ErrorDetails
         return f"{given}; allowed: {_listed(context['expected'])}"
     if kind in _BARE:
         return _BARE[kind]
-    if kind in _EXPECTED:
-        return f"{given}; it must be {_EXPECTED[kind]}"
+    expected = _EXPECTED.get(kind) or _PATTERNS.get(context.get("pattern", ""))
+    if expected:
+        return f"{given}; it must be {expected}"
     for name, words in _BOUNDS.items():
         if name in context:
             return f"{given}; it must be {words} {context[name]}"
