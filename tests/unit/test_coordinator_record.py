@@ -33,9 +33,8 @@ def test_settings_that_differ_are_named_with_both_values() -> None:
     assert changed_settings(before, now) == [
         "workers.classes.fast.slots (recorded 2, given 3)",
     ]
-    assert changed_settings({"a": 1}, {"a": 1, "b": {"c": 2}}) == [
-        "b (recorded None, given {'c': 2})"
-    ]
+    assert changed_settings({"a": 1}, {"a": 1, "b": {"c": 2}}) == ["b (given, not recorded)"]
+    assert changed_settings({"b": {"c": 2}}, {}) == ["b (recorded, not given)"]
 
 
 def test_other_tasks_are_refused_and_a_file_that_is_gone_is_not(tmp_path: Path) -> None:

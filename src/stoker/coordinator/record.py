@@ -151,9 +151,18 @@ def write_atomically(path: Path, content: bytes, *, synced: bool = False) -> Non
 
 
 def changed_settings(before: Any, now: Any, key: str = "") -> list[str]:  # noqa: ANN401 - a tree of JSON values
-    """Return the settings that differ between two trees, by key, both values shown."""
+    """Return the settings that differ between two trees, by key.
+
+    Both values are shown, of a whole table only which side has it.
+    """
+    if before == now:
+        return []
+    if isinstance(before, dict) and now is None:
+        return [f"{key} (recorded, not given)"]
+    if isinstance(now, dict) and before is None:
+        return [f"{key} (given, not recorded)"]
     if not (isinstance(before, dict) and isinstance(now, dict)):
-        return [] if before == now else [f"{key} (recorded {before!r}, given {now!r})"]
+        return [f"{key} (recorded {before!r}, given {now!r})"]
     found: list[str] = []
     for name in sorted(before.keys() | now.keys()):
         place = f"{key}.{name}" if key else name
