@@ -262,8 +262,9 @@ def _packed(directory: str, bounds: Bounds, *, keep: bool) -> tuple[str, bytes]:
         finally:
             os.close(opened)
     except (OSError, Unkept) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigInvalid(
-            f"the files of a baseline cannot be taken from {directory}: {error}; name a directory "
+            f"the files of a baseline cannot be taken from {directory}: {why}; name a directory "
             "that this worker can read"
         ) from error
     return digest, into.getvalue()
