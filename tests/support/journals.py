@@ -77,10 +77,15 @@ ADMITTED = Admitted(
     timeout_seconds=1200.0,
 )  # fmt: skip
 
+BLOCK_CALL = ToolCall(
+    call_id="c", name="run_python", arguments={"code": "1"},
+    raw='{"name": "run_python", "arguments": {"code": "1"}}',
+)  # fmt: skip
+
 SAMPLED = Generation(
     text="Let me see.",
     token_ids=pack_tokens([1, 2, 3]),
-    tool_calls=(ToolCall(call_id="c", name="run_python", raw='{"code": "1"}'),),
+    tool_calls=(BLOCK_CALL,),
     spans=(VersionSpan(4, 0, 3),),
 )
 

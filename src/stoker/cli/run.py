@@ -41,7 +41,9 @@ def run(  # noqa: PLR0917 - typer's options are parameters
     model: Annotated[
         str,
         typer.Option(
-            "--model", metavar="SPEC", help="scripted:FILE, sim:PROFILE or http://HOST:PORT[,…]."
+            "--model",
+            metavar="SPEC",
+            help="scripted:FILE, sim:PROFILE, torch:FOLDER or http://HOST:PORT[,…].",
         ),
     ],
     config: ConfigOption = None,

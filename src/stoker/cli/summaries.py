@@ -4,6 +4,7 @@
 digest.
 """
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from stoker.cli.output import counted
 from stoker.model import tools
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.events import Verb
-from stoker.model.generation import GenerateArguments, Generation
+from stoker.model.generation import GenerateArguments, Generation, ToolCall
 from stoker.model.value import Value
 from stoker.rollout import arguments as call_arguments
 
@@ -98,8 +99,13 @@ def _call_asked(arguments: call_arguments.CallArguments) -> str:
     return f"{called}({arguments.request.arguments}) [{arguments.effect}]"
 
 
+def _asked(call: ToolCall) -> str:
+    # What was sampled of a call holds its name too where the model wrote a block of text.
+    return call.raw if call.error else json.dumps(call.arguments, ensure_ascii=False)
+
+
 def _generate_got(result: Generation) -> str:
-    calls = "".join(f" {call.name}({call.raw})" for call in result.tool_calls)
+    calls = "".join(f" {call.name}({_asked(call)})" for call in result.tool_calls)
     versions = ", ".join(str(span.policy_version) for span in result.spans)
     facts = f"{result.token_count} tokens, {result.finish_reason}, policy {versions or '?'}"
     return f"[{facts}]{calls} {result.text}".rstrip()

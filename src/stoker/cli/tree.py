@@ -122,7 +122,7 @@ def tree(told: Lineage) -> Tree:
             if one.began_from
             else f"from baseline {one.baseline} {one.baseline_digest[:_DIGITS]}"
         )
-        again = f", rebuilt {one.rebuilt} times" if one.rebuilt else ""
+        again = f", rebuilt {counted(one.rebuilt, 'time')}" if one.rebuilt else ""
         node = nodes[one.path] = above.add(
             cell(f"environment {one.path}  step {one.step}, {began}{again}")
         )

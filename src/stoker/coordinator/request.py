@@ -32,8 +32,8 @@ class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     tasks: Path
     """JSON lines; each ``{"task_id": …, "data": {…}}`` or a bare object."""
     model: str
-    """``scripted:FILE``, ``sim:PROFILE`` or ``http://HOST:PORT[,…]``; just a name where ``execute``
-    is given the model itself."""
+    """``scripted:FILE``, ``sim:PROFILE``, ``torch:FOLDER`` or ``http://HOST:PORT[,…]``; just
+    a name where ``execute`` is given the model itself."""
     settings: Settings
     runs_directory: Path
     """Parent of run directories."""

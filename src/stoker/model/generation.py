@@ -31,7 +31,7 @@ class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     """Why the call is unusable (not JSON, a missing field, an unknown tool): an observation."""
     raw: str = ""
-    """The arguments as sampled."""
+    """The arguments as sampled; where the model writes a call as a block of text, the block."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
