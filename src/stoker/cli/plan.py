@@ -51,11 +51,12 @@ def plan(
 ) -> None:
     """How many replicas, active rollouts and tool slots a wish needs.
 
-    One replica runs in the simulator, with the scheduler and admission of a real
-    run, until it is steady; the rest is multiplied. Sizes are drawn evenly between
-    their bounds, tools from a log-normal with the given median and 99th percentile,
-    cut at the timeout. What is not modelled stands under the answer: a real run
-    has box boots, faults, queues for tools, weight updates, a ramp and a tail.
+    One replica runs in the simulator, with the scheduler and admission of a
+    real run, until it is steady; the rest is multiplied. Sizes are drawn evenly
+    between their bounds, tools from a log-normal with the given median and 99th
+    percentile, cut at the timeout. What is not modelled stands under the answer:
+    a real run has box boots, faults, queues for tools, weight updates, a ramp
+    and a tail.
 
     Examples:
       stoker plan --profile h100.toml --rollouts 100000 --hours 12
@@ -63,6 +64,7 @@ def plan(
 
     Exit codes:
       0    planned
+      1    the simulation broke
       2    the profile or an option cannot be used
       130  interrupted
     """
