@@ -240,6 +240,20 @@ def test_nothing_runs_in_what_could_not_be_rebuilt(scene: Scene) -> None:
     assert late.generation == GENERATIONS_MAX
 
 
+@pytest.mark.parametrize("holder", [FIRST, None])
+def test_what_a_branch_has_of_its_parent_is_made_without_counting_a_retry(
+    scene: Scene, holder: WorkerId | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: list[str] = []
+    monkeypatch.setattr(scene.parts.figures, "retried", counted.append, raising=False)
+    scene.rollout.environments[CallPath("0")].holder = holder  # none: nobody held it for a branch
+    scene.ended("2", LOST)
+    assert counted == ["environment lost"] * (holder is not None)
+    scene.ended("0~g1", worker=SECOND)
+    scene.ended("1~g1", BoxFailed("it broke").record(), worker=SECOND)
+    assert len(counted) == 1 + (holder is not None), "a rebuild that failed is tried again"
+
+
 def test_a_loss_told_after_the_rebuild_does_not_begin_another(scene: Scene) -> None:
     scene.turn(calls=(run("3"),))
     scene.ended("2", LOST)

@@ -58,7 +58,9 @@ class Restorer:
         parked: list[Call],
         spent: list[ActionId],
     ) -> None:
-        self._flow.parts.figures.retried("environment lost")
+        if environment.holder is not None or environment.lost or spent:
+            # Otherwise a branch begins here, with what no worker held: nothing was tried before.
+            self._flow.parts.figures.retried("environment lost")
         environment.generation += 1
         environment.holder = None
         environment.restoration = Restoration(
