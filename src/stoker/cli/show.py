@@ -155,8 +155,8 @@ def chosen(rows: list[RolloutRow], name: str) -> RolloutRow:
         return found[0]
     if not found:
         raise BadInput(
-            f"This run has no rollout {name!r}; it has {counted(len(rows), 'rollout')}, which "
-            "`stoker show RUN` lists."
+            f"this run has no rollout {name!r}; it has {counted(len(rows), 'rollout')}, which "
+            "`stoker show RUN` lists"
         )
     several = ", ".join(row.rollout_id for row in found[:_NAMED_MAX])
     more = " …" if len(found) > _NAMED_MAX else ""
