@@ -142,6 +142,27 @@ def test_a_key_that_is_refused_or_missing_is_said_without_it(cloud: Cloud, tmp_p
     assert "smk_wrong" not in said
     gone = msgspec.structs.replace(wrong, key_file=str(tmp_path / "nowhere"))
     assert "cannot be read" in sandbox.run(lambda: refusal(gone))
+    two_lines = sandbox.run(lambda: refusal(target(cloud, tmp_path, "smk_first\nsmk_second")))
+    assert "more than one word" in two_lines
+    assert "smk" not in two_lines
+
+
+def test_a_service_cannot_send_the_key_elsewhere_nor_have_a_part_of_it_told(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    async def missing() -> str:
+        async with held(tmp_path / "state", target(cloud, tmp_path)) as backend:
+            return (await backend.offer()).missing
+
+    with Cloud(tmp_path / "elsewhere").serving() as elsewhere:
+        # The SDK asks again by another way, which would follow.
+        cloud.troubles = [Trouble("GET ", 302, elsewhere=f"{elsewhere.url}/v1/machines")] * 2
+        assert "302" in sandbox.run(missing)
+        assert elsewhere.seen == []
+    cloud.troubles = [Trouble("GET ", 400, said=KEY * 200)]
+    said = sandbox.run(missing)
+    assert "400" in said
+    assert KEY[:5] not in said
 
 
 @pytest.mark.parametrize(
@@ -152,6 +173,7 @@ def test_a_key_that_is_refused_or_missing_is_said_without_it(cloud: Cloud, tmp_p
         Trouble(r"PUT /v1/machines/.*", 500),
         Trouble(r"POST /v1/machines/[^/]*/branches", 500, after=True),
         Trouble(r"POST /v1/machines/[^/]*/exec/stream", 503),
+        Trouble(r"POST /v1/machines/[^/]*/exec/stream", 200),
         Trouble(r"POST /v1/machines$", 0, after=True),
     ],
     ids=lambda t: f"{t.request.split('/')[-1].strip('$.*')} {t.status} {t.after}",
@@ -178,6 +200,7 @@ def test_a_box_that_cannot_be_made_is_an_infrastructure_fault_and_leaves_nothing
 
     with_backend(tmp_path / "state", target(cloud, tmp_path), body)
     assert cloud.machines == {}
+    assert said_anywhere(tmp_path / "state") == []
 
 
 def test_what_a_dead_worker_left_there_goes_with_the_next_sweep_and_nobody_elses(

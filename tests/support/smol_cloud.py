@@ -56,9 +56,12 @@ class Trouble(NamedTuple):
     request: str
     """``METHOD PATH`` begins so (a regular expression)."""
     status: int
-    """0: no answer at all, until the client is gone."""
+    """0: no answer at all, until the client is gone; 200: a stream that only tells an error."""
     after: bool = False
     """It is done all the same."""
+    said: str = f"as asked, {KEY}"
+    elsewhere: str = ""
+    """Where a redirect leads."""
 
 
 class Machine(msgspec.Struct, kw_only=True):
@@ -202,7 +205,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.served.ended.wait()
             self.close_connection = True
             return
-        self._say(trouble.status, {"code": "trouble", "detail": f"as asked, {KEY}"})
+        if trouble.status == HTTPStatus.OK:
+            self._begin_stream()
+            self.wfile.write(f"event: error\ndata: {trouble.said}\n\n".encode())
+            return
+        answer = {"code": "trouble", "detail": trouble.said}
+        self._say(trouble.status, answer, location=trouble.elsewhere)
 
     def _answer(self, request: str, content: bytes) -> tuple[int, Any]:  # noqa: PLR0911 - a table
         cloud = self.served
@@ -256,12 +264,15 @@ class _Handler(BaseHTTPRequestHandler):
             return 0, None
         raise LookupError
 
-    def _streamed(self, command: list[str]) -> None:
+    def _begin_stream(self) -> None:
         self.send_response(HTTPStatus.OK)
         self.send_header("content-type", "text/event-stream")
         self.send_header("connection", "close")
         self.end_headers()
         self.close_connection = True
+
+    def _streamed(self, command: list[str]) -> None:
+        self._begin_stream()
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             try:
@@ -273,13 +284,15 @@ class _Handler(BaseHTTPRequestHandler):
             except OSError:
                 process.kill()
 
-    def _say(self, status: int, answer: object) -> None:
+    def _say(self, status: int, answer: object, *, location: str = "") -> None:
         content = b"" if answer is None else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(content)))
         if status in (429, 503):
             self.send_header("retry-after", "0")
+        if location:
+            self.send_header("location", location)
         self.end_headers()
         with contextlib.suppress(OSError):
             self.wfile.write(content)

@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import threading
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,16 @@ class Engine:
         try:
             answer["value"] = getattr(self, "_do_" + verb)(**request)
         except Exception as error:  # noqa: BLE001 - the worker makes a typed error of it
-            said = str(error)[:2000] or type(error).__name__
-            # An error quotes the service's answer, and that may quote what it was sent.
-            answer["error"] = said.replace(self._target.api_key or "\n", "…")
+            answer["error"] = self._struck(str(error))[:2000] or type(error).__name__
             answer["code"] = str(getattr(error, "code", ""))
         line = json.dumps(answer).encode() + b"\n"
         with self._saying, contextlib.suppress(OSError):
             self._worker.sendall(line)
+
+    def _struck(self, text: str) -> str:
+        """Take the key out: what a service says may quote what it was sent."""
+        key = self._target.api_key
+        return text.replace(key, "…") if key else text
 
     def _do_probe(self) -> list[str]:
         if self._target.target == "cloud":
@@ -129,7 +133,7 @@ class Engine:
         with contextlib.suppress(Exception):  # an end of whatever kind is an end of the link
             for event in stream:
                 if event["kind"] != "stdout":
-                    sys.stderr.write(f"{event}\n")
+                    sys.stderr.write(self._struck(f"{event}\n"))
                     continue
                 *said, rest = (rest + event["data"]).split(".")
                 for words in said:
@@ -179,6 +183,11 @@ class Engine:
         return {m.name: m.pid for m in smol.Machine.list(self._target)}
 
 
+class _Stay(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """Follow none: it is an error, as any other answer that does not serve."""
+
+
 def main() -> None:
     """Serve descriptor 0."""
     # A call may hang and hold the interpreter: then nobody here would see that the worker is gone.
@@ -188,6 +197,8 @@ def main() -> None:
         url, key_file = sys.argv[1:]
         key = Path(key_file).read_text(encoding="ascii").strip()
         target = smol.ConnectOptions(target="cloud", base_url=url, api_key=key)
+        # The SDK follows a redirect with the key in its hand, to wherever that leads.
+        urllib.request.install_opener(urllib.request.build_opener(_Stay))
     Engine(socket.socket(fileno=os.dup(0)), target).serve()
     os._exit(0)  # machines end with us; threads may hang in one
 

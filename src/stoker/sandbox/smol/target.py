@@ -24,9 +24,11 @@ class CloudTarget(msgspec.Struct, frozen=True, kw_only=True):
     def problem(self) -> str:
         """Return why the key cannot be had, in a sentence; empty: it can."""
         try:
-            if Path(self.key_file).read_text(encoding="ascii").strip():
+            words = len(Path(self.key_file).read_text(encoding="ascii").split())
+            if words == 1:
                 return ""
-            why = "it is empty"
+            # A key that breaks its header is quoted by whatever refuses to send it.
+            why = "it holds more than one word" if words else "it is empty"
         except (OSError, UnicodeDecodeError) as error:
             why = getattr(error, "strerror", None) or "it is not ASCII"
         return f"the key of the account at {self.url} cannot be read from {self.key_file}: {why}"
