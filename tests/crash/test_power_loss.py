@@ -11,15 +11,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from stoker.broker.base import Request
+from stoker.broker.base import CompleteRequest, EventsReply, Request
 from stoker.broker.place import owner_pid
 from stoker.broker.service import Reply
 from stoker.broker.spawn import OwnerSettings
+from stoker.model.ids import ActionId
 from support import disk_files
 from support.disk_images import ALL_THERE, Disk, Image, boundary, put
 from support.disk_strace import COMMAND, read_strace
@@ -197,33 +198,59 @@ def test_files_that_leave_out_a_sync_are_caught(quick: Path, fault: str) -> None
     assert judge_files(quick, fault)
 
 
-def early_replies(events: list[Event]) -> tuple[int, list[str]]:
-    """Count replies that must follow a sync, and name those of which a byte left before it."""
-    conversation = Conversation()
-    unsynced: list[Event] = []
-    count = 0
-    early: list[str] = []
-    for event in events:
+class Order:
+    """Which replies must follow a sync, and of which of those a byte left before it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.early: list[str] = []
+        self._written = self._synced = 0
+        self._completed: dict[ActionId, int] = {}
+        """How much had been written when an action's completion came."""
+
+    def add(self, conversation: Conversation, event: Event) -> None:
         if isinstance(event, Write) and event.path == WAL:
-            unsynced.append(event)
+            self._written += 1
         elif isinstance(event, Sync) and event.path == WAL:
-            unsynced.clear()
+            self._synced = self._written
         elif isinstance(event, Receive | Send):
             for request, reply in conversation.hear(event):
                 if must_be_synced(request, reply):
-                    count += 1
-                    if unsynced:
-                        early.append(f"{type(reply).__name__} before {len(unsynced)} writes' sync")
-    return count, early
+                    self._judge(reply)
+            for request in conversation.asked:
+                if isinstance(request, CompleteRequest):
+                    self._completed |= {c.action_id: self._written for c in request.completions}
+
+    def _judge(self, reply: Reply) -> None:
+        self.count += 1
+        needed = self._written
+        if isinstance(reply, EventsReply):
+            # Of what came before, by itself: nothing that others wrote since has to be synced.
+            told = [self._completed.get(event.action_id, -1) for event in reply.events]
+            needed = max(told) + 1
+        if self._synced < needed:
+            self.early.append(f"{type(reply).__name__} before {needed - self._synced} writes' sync")
+
+
+def early_replies(events: Sequence[Event]) -> tuple[int, list[str]]:
+    """Count replies that must follow a sync, and name those of which a byte left before it."""
+    conversation, order = Conversation(), Order()
+    for event in events:
+        order.add(conversation, event)
+    return order.count, order.early
 
 
 @pytest.mark.parametrize(("fault", "caught"), [("none", False), ("late_sync", True)])
 def test_no_reply_leaves_before_its_sync_by_the_recorders_order(
     quick: Path, fault: str, *, caught: bool
 ) -> None:
-    count, early = early_replies(record_ledger(quick, seed=1, fault=fault))
+    recorded = record_ledger(quick, seed=1, fault=fault)
+    count, early = early_replies(recorded)
     assert count > 20
     assert bool(early) is caught, early
+    unsynced = [event for event in recorded if not isinstance(event, Sync)]
+    kinds = {each.split()[0] for each in early_replies(unsynced)[1]}
+    assert {"AppendBatchReply", "CompleteReply", "CancelReply", "EventsReply"} <= kinds
 
 
 @pytest.mark.parametrize("fault", ["", "no_sync", "late_sync"])

@@ -188,10 +188,13 @@ class Conversation:
     def __init__(self) -> None:
         self._frames: dict[tuple[int, bool], FrameDecoder] = {}
         self._calls: dict[tuple[int, int], Request] = {}
+        self.asked: list[Request] = []
+        """What came by the event that was heard last."""
 
     def hear(self, event: Receive | Send) -> Iterator[tuple[Request, Reply]]:
         """Yield each reply that this event carries, with its request."""
         key = (event.connection, isinstance(event, Send))
+        self.asked = []
         for document in self._frames.setdefault(key, FrameDecoder()).feed(event.data):
             if isinstance(event, Receive):
                 self._ask(event.connection, document)
@@ -208,6 +211,7 @@ class Conversation:
             return  # the hello
         assert isinstance(call, Call)
         self._calls[connection, call.call_id] = call.request
+        self.asked.append(call.request)
 
 
 def must_be_synced(request: Request, reply: Reply) -> bool:

@@ -51,6 +51,8 @@ class Rung(StrEnum):
     """A container of gVisor's: it reaches a kernel written for it, not the host's."""
     SMOL = "smol"
     """A machine of Smol Machines: a kernel of its own by KVM."""
+    QEMU = "qemu"
+    """A guest of QEMU's: a kernel of its own, by KVM or emulated."""
 
 
 class Trust(StrEnum):

@@ -52,7 +52,7 @@ class QemuBackend:
         self.host = host
         self.boxes: dict[str, KeptBox] = {}
         self.spool = host.state_directory
-        self.rung = Rung.ROOT if host.root else Rung.USER_NAMESPACE
+        self.rung = Rung.QEMU
         self._parts: parts.Parts | None = None
         self._origins: dict[int, asyncio.Task[Origin]] = {}
         self._offer: BoxOffer | None = None
