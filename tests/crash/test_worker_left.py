@@ -1,4 +1,4 @@
-"""A worker that died and was followed by none before its run ended: its boxes go all the same."""
+"""A worker that died before its run ended, followed by none: what it had made goes all the same."""
 
 import asyncio
 import subprocess
@@ -48,3 +48,13 @@ def test_boxes_of_a_worker_that_nobody_followed_are_gone_when_the_run_ends(tmp_p
             return before, host.leaked()
 
     assert asyncio.run(scenario()) == (1, 0)
+
+
+def test_checkpoints_that_it_had_not_handed_over_go_too(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    run.create()
+    draft = run.workers / "w0" / "states" / "tmpabc"
+    draft.mkdir(parents=True)
+    (draft / "half a checkpoint").write_bytes(b"PK")
+    asyncio.run(LocalWorkers(run, 1, SystemClock(), shared=False).stop())
+    assert [*draft.parent.iterdir()] == []

@@ -22,6 +22,7 @@ from stoker.coordinator.record import RunDirectory
 from stoker.errors import StokerError, WorkerLost, from_record
 from stoker.model.faults import FaultRecord
 from stoker.sandbox.host import SandboxHost
+from stoker.sandbox.removal import remove_tree
 from stoker.seams.clock import Clock
 from stoker.seams.locks import lock_is_held, take_lock
 
@@ -130,8 +131,13 @@ class LocalWorkers:
         self._release()
 
     async def _sweep(self, worker: _Worker) -> None:
+        if self._alive(worker):
+            return
+        for draft in (worker.home / "states").glob("*"):
+            with suppress(OSError):
+                await asyncio.to_thread(remove_tree, draft)
         boxes = worker.home / "boxes"
-        if self._alive(worker) or not any(boxes.glob("boxes/*.json")):
+        if not any(boxes.glob("boxes/*.json")):
             return
         # What cannot be removed stays written down, and ``sandbox.leftovers`` tells of it.
         with suppress(StokerError):
