@@ -1,83 +1,53 @@
 """Baselines with files and set-up: built once, found again, the same in every box, and bounded."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
 
 from stoker.errors import ConfigInvalid
-from stoker.model.execution import Baseline, BaselineBuild, Rung
+from stoker.model.execution import Baseline, Rung
 from stoker.model.tools import RunRequest
-from stoker.sandbox.baselines import Baselines
 from stoker.sandbox.host import SandboxHost
-from stoker.sandbox.local import LocalBox
 from support import sandbox
+from support.baselines import (
+    FAILING,
+    SETUP,
+    baseline,
+    begins_built,
+    kept_in,
+    recipes_in,
+    refuses,
+    source_in,
+)
 from support.sandbox import needs_root, run
-from support.states import names_in, ran
+from support.states import names_in
 
 ON = [
     pytest.param(Rung.ROOT, marks=[needs_root, pytest.mark.root], id="a"),
     pytest.param(Rung.PROCESS, id="process"),
 ]
-SETUP = (
-    "mkdir made; printf 'of %s' \"$GIVEN\" > made/by-setup",
-    "date +%N > made/when; test ! -e /etc/stoker-no; ln -s made/when link",
-)
-
-
-def source_in(tmp_path: Path) -> Path:
-    source = tmp_path / "source"
-    (source / "deep").mkdir(parents=True)
-    (source / "deep" / "file").write_text("given")
-    (source / "tool").write_text("#!/bin/sh")
-    (source / "tool").chmod(0o4755)
-    return source
-
-
-def baseline(source: Path, *setup: str, **given: str) -> Baseline:
-    build = BaselineBuild(files=str(source), setup=setup, timeout_seconds=20.0)
-    return Baseline(name="repo", environment=given or {"GIVEN": "env"}, build=build)
-
-
-def kept_in(host: SandboxHost, directory: Path) -> None:
-    directory.mkdir(exist_ok=True)
-    host.baselines = Baselines(directory)
 
 
 @pytest.mark.parametrize("rung", ON)
 def test_a_baseline_is_built_once_and_every_box_begins_with_it(tmp_path: Path, rung: Rung) -> None:
-    looked = "print(open('deep/file').read(), open('made/by-setup').read(), open('link').read())"
-    policy = sandbox.policy_of(rung)
     wanted = baseline(source_in(tmp_path), *SETUP)
 
-    async def once() -> tuple[list[str], set[str]]:
+    async def once() -> tuple[set[str], str]:
         async with SandboxHost.open(tmp_path / "state") as host:
             kept_in(host, tmp_path / "kept")
             backend = sandbox.backend_of(host, rung)
-            names = [f"box_{n}" for n in range(4)]
-            boxes = await asyncio.gather(*(backend.create(n, wanted, policy) for n in names))
-            seen = [await ran(box, looked) for box in boxes]
-            assert {(box.generation, box.began_from) for box in boxes} == {
-                (0, boxes[0].baseline.digest)
-            }
-            await ran(boxes[0], "open('deep/file', 'w').write('mine')")
-            assert await ran(boxes[1], looked) == seen[1]
-            (branch,) = await boxes[0].branch(1)
-            assert isinstance(branch.box, LocalBox)
-            assert (await ran(branch.box, looked)).startswith("mine of env")
-            assert branch.parent == boxes[0].baseline.digest
-            await backend.close()
+            found = await begins_built(backend, sandbox.policy_of(rung), wanted, 4)
             assert host.leaked() == 0
-        return seen, {box.baseline.digest for box in boxes}
+        return found
 
     async def body() -> None:
-        first, digests = await once()
-        again, others = await once()
-        assert len(set(first + again)) == 1, "what the set-up drew is the same in every box"
-        assert first[0].startswith("given of env")
-        assert digests == others
-        assert len(digests) == 1
-        assert len([n for n in names_in(tmp_path / "kept") if n.startswith("recipe-")]) == 2
+        seen, digest = await once()
+        again, other = await once()
+        assert seen == again, "what the set-up drew is the same in every box"
+        assert len(seen) == 1
+        assert seen.pop().startswith("given of env")
+        assert digest == other
+        assert len(recipes_in(tmp_path / "kept")) == 1
 
     run(body)
 
@@ -107,33 +77,17 @@ def test_another_recipe_is_another_digest(tmp_path: Path, rung: Rung) -> None:
 
 @needs_root
 @pytest.mark.root
-@pytest.mark.parametrize(
-    ("setup", "said"),
-    [
-        ("echo broken >&2; exit 3", "broken.*exit code 3"),
-        ("sleep 100", "timed out"),
-        ("head -c 100m /dev/zero > big", "disk limit"),
-        ("python -c 'import socket; socket.create_connection((\"1.1.1.1\", 443), 5)'", "failed"),
-        ("touch /usr/bin/stoker-was-here", "failed"),
-    ],
-)
+@pytest.mark.parametrize(("setup", "said"), FAILING)
 def test_a_set_up_that_fails_is_one_sentence_and_leaves_nothing(
     tmp_path: Path, setup: str, said: str
 ) -> None:
-    wanted = baseline(source_in(tmp_path), setup)
-    assert wanted.build
-    build = BaselineBuild(files=wanted.build.files, setup=(setup,), timeout_seconds=1.5)
+    wanted = baseline(source_in(tmp_path))
 
     async def body() -> None:
         async with SandboxHost.open(tmp_path / "state") as host:
             kept_in(host, tmp_path / "kept")
             backend = sandbox.backend_of(host, Rung.ROOT)
-            with pytest.raises(ConfigInvalid, match=f"command 1 of its setup(?s:.*){said}"):
-                await backend.create(
-                    "box_one", Baseline(name="repo", build=build), sandbox.policy_of(Rung.ROOT)
-                )
-            assert not backend.boxes
-            assert host.leaked() == 0
+            await refuses(backend, sandbox.policy_of(Rung.ROOT), wanted, setup, said)
         assert [n for n in names_in(tmp_path / "kept") if not n.endswith(".lock")] == []
 
     run(body)

@@ -14,15 +14,15 @@ from stoker.cli.bench_boxes_warm import numpy_packages
 from stoker.config.boxes import BaselineSettings
 from stoker.coordinator.actions import baseline_of
 from stoker.errors import BranchUnavailable, ConfigInvalid, IsolationUnavailable, StokerError
-from stoker.model.execution import Baseline, BaselineBuild, Isolation, Rung
+from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy, Isolation, Rung
 from stoker.model.tools import RunRequest
 from stoker.sandbox import runtime
 from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.baselines import Baselines
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBox
+from stoker.sandbox.qemu.backend import QemuBackend
 from stoker.sandbox.removal import remove_tree
-from stoker.sandbox.vm import guests
 from stoker.testing.boxes import MemoryBackend
 from support import images, sandbox
 from support.images import as_directory, file
@@ -231,8 +231,9 @@ def test_what_cannot_be_had_is_refused_with_the_reason(tmp_path: Path, kept: Pat
             process = sandbox.backend_of(host, Rung.PROCESS)
             with pytest.raises(BranchUnavailable, match="with packages"):
                 await process.create("box", wanted, sandbox.policy_of(Rung.PROCESS))
+            policy = ExecutionPolicy(isolation=Isolation.QEMU)
             with pytest.raises(BranchUnavailable, match="with packages"):
-                guests.pinned(host, Isolation.QEMU, wanted)
+                await QemuBackend(host).create("box", wanted, policy)
             with pytest.raises(StokerError, match="with packages"):
                 await MemoryBackend().create("box", wanted, sandbox.policy_of(Rung.PROCESS))
             assert host.leaked() == 0

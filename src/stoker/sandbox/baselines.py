@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -22,7 +22,7 @@ from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.model.value import canonical_digest
 from stoker.sandbox import runtime
-from stoker.sandbox.base import not_offered
+from stoker.sandbox.base import Box, not_offered
 from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.branching import Beginning, bounds_of
 from stoker.sandbox.entries import Bounds, Unkept
@@ -33,7 +33,7 @@ from stoker.seams.entropy import fresh_id
 from stoker.seams.faultpoints import declare, reach
 
 if TYPE_CHECKING:
-    from stoker.sandbox.local import LocalBackend, LocalBox
+    from stoker.sandbox.host import SandboxHost
 
 BUILT = declare("box.state.built", "a baseline is built and its recipe names what has no place yet")
 
@@ -41,6 +41,30 @@ _OUTPUT_SHOWN = 300
 _PACKAGES = "a directory of Python packages (pip install --target), or a virtual environment"
 _SOURCE = Bounds(bytes_max=1 << 34, entries_max=1_000_000)
 """What is read of a directory at most; the policy of the box bounds it further."""
+
+
+class Builds(Protocol):
+    """A backend whose boxes begin empty or in what a baseline was built to."""
+
+    host: "SandboxHost"
+    rooted: bool
+    """Whether its boxes can have a root file system and packages of their own."""
+
+    @property
+    def kind(self) -> str:
+        """What tells its boxes from others: equal lines make other things in another kind."""
+        ...
+
+    async def make(
+        self,
+        box_id: str,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+        *,
+        begins: Beginning | None = None,
+    ) -> Box:
+        """Make a box; raises what ``base.Backend.create`` raises."""
+        ...
 
 
 class Baselines:
@@ -99,7 +123,7 @@ class Baselines:
         return canonical_digest([await self.source_digest(build), build.setup])
 
     async def pinned(
-        self, backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy
+        self, backend: Builds, box_id: str, baseline: Baseline, policy: ExecutionPolicy
     ) -> Baseline:
         """Return ``baseline`` with its digest on this host; what it is made of is held for the box.
 
@@ -113,7 +137,7 @@ class Baselines:
         root = ""
         if baseline.root is not msgspec.UNSET:
             if not backend.rooted:
-                raise not_offered("baselines with a root of their own", backend.parts.rung)
+                raise not_offered("baselines with a root of their own", backend.kind)
             if policy.network:
                 raise IsolationUnavailable(
                     f"baseline {baseline.name!r} has a root file system of its own, and the way "
@@ -139,12 +163,12 @@ class Baselines:
             )
         return msgspec.structs.replace(baseline, digest=digest)
 
-    async def _packages(self, backend: "LocalBackend", box_id: str, baseline: Baseline) -> str:
+    async def _packages(self, backend: Builds, box_id: str, baseline: Baseline) -> str:
         """Return the digest of its packages, held for the box from now on; empty: it has none."""
         if baseline.packages is msgspec.UNSET:
             return ""
         if not backend.rooted:
-            raise not_offered("baselines with packages", backend.parts.rung)
+            raise not_offered("baselines with packages", backend.kind)
         if baseline.root is not msgspec.UNSET:
             raise ConfigInvalid(
                 f"baseline {baseline.name!r} has packages and a root of its own; packages are for "
@@ -163,7 +187,7 @@ class Baselines:
         return held.digest
 
     async def built(
-        self, backend: "LocalBackend", box_id: str, baseline: Baseline, policy: ExecutionPolicy
+        self, backend: Builds, box_id: str, baseline: Baseline, policy: ExecutionPolicy
     ) -> Path | None:
         """Return the file of the state that boxes of ``baseline`` begin in; ``None``: empty ones.
 
@@ -183,7 +207,7 @@ class Baselines:
 
     async def _built(
         self,
-        backend: "LocalBackend",
+        backend: Builds,
         box_id: str,
         baseline: Baseline,
         build: BaselineBuild,
@@ -196,7 +220,7 @@ class Baselines:
             build = msgspec.structs.replace(build, files=root.tree + root.directory)
         if not build.files and not build.setup:
             return None
-        parts = [source, build.setup, baseline.environment, policy.network, backend.parts.rung]
+        parts = [source, build.setup, baseline.environment, policy.network, backend.kind]
         key = root.digest if root is not None else backend.host.runtime.key
         if packages := await self._packages(backend, box_id, baseline):
             parts.append(packages)
@@ -213,7 +237,7 @@ class Baselines:
                 return found
 
     async def _build(
-        self, backend: "LocalBackend", baseline: Baseline, policy: ExecutionPolicy, recipe: Path
+        self, backend: Builds, baseline: Baseline, policy: ExecutionPolicy, recipe: Path
     ) -> Path:
         build = baseline.build
         assert build is not msgspec.UNSET, "only what has a recipe is built"
@@ -241,7 +265,7 @@ class Baselines:
         return await asyncio.to_thread(_name, recipe, Path(saved.file))
 
 
-async def _set_up(box: "LocalBox", name: str, number: int, line: str, seconds: float) -> None:
+async def _set_up(box: Box, name: str, number: int, line: str, seconds: float) -> None:
     request = RunRequest(argv=("/bin/sh", "-c", line))
     result = (await box.run(request, timeout_seconds=seconds)).result
     if not result.ok:

@@ -317,6 +317,11 @@ class LocalBackend(ABC):
         self.spool = host.state_directory
         """Where large states lie, nameless, while they are copied."""
 
+    @property
+    def kind(self) -> str:
+        """What tells its boxes from others."""
+        return self.parts.rung
+
     @abstractmethod
     async def offer(self) -> BoxOffer:
         """Run the canary and say what can be given."""

@@ -48,6 +48,10 @@ _clock = SystemClock()
 class QemuBackend:
     """Boxes that are virtual machines of QEMU."""
 
+    rooted = False
+    """A guest has a root file system of its own, and no other."""
+    kind = Isolation.QEMU.value
+
     def __init__(self, host: SandboxHost) -> None:
         self.host = host
         self.boxes: dict[str, KeptBox] = {}
@@ -109,7 +113,11 @@ class QemuBackend:
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> KeptBox:
         """Fork a guest; see ``base.Backend``."""
-        return await self.make(box_id, baseline, policy)
+        self.check(policy)
+        built = await self.host.baselines.built(self, box_id, baseline, policy)
+        if built is None:
+            return await self.make(box_id, baseline, policy)
+        return await branching.begun(self, box_id, baseline, policy, built)
 
     async def make(
         self,
@@ -125,7 +133,7 @@ class QemuBackend:
         self.host.alive.add(box_id)
         group = machine = None
         try:
-            pinned = guests.pinned(self.host, Isolation.QEMU, baseline)
+            pinned = await self.host.baselines.pinned(self, box_id, baseline, policy)
             base = await self.origin_of(policy.limits)
             record = self._planned(record)
             self.host.ledger.write(record)
