@@ -1,9 +1,10 @@
-"""Checkpoints and branches of guests: the contract that all backends keep.
+"""Checkpoints, branches and baselines of guests: the contract that all backends keep.
 
 One guest is booted for it; what needs none is tried with a runner without a guest.
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import Iterator
 from io import BytesIO
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from stoker.errors import ArtifactDamaged, BoxFailed
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.execution import Baseline, Rung
-from stoker.model.tools import RunRequest
+from stoker.model.tools import LimitKind, RunRequest
 from stoker.model.value import content_digest
 from stoker.sandbox import entries
 from stoker.sandbox.base import Box
@@ -23,6 +24,17 @@ from stoker.sandbox.branching import Beginning
 from stoker.sandbox.qemu.backend import QemuBackend
 from stoker.sandbox.vm import keeping
 from support import sandbox
+from support.baselines import (
+    FAILING,
+    SETUP,
+    baseline,
+    begins_built,
+    kept_in,
+    recipes_in,
+    refuses,
+    said_in,
+    source_in,
+)
 from support.guests import SMALL, filled, of_host, runner
 from support.states import (
     FORGED,
@@ -34,7 +46,7 @@ from support.states import (
     names_in,
     ran,
 )
-from support.worlds import PATIENCE, QEMU, World, opened, result_of
+from support.worlds import LIMITS, PATIENCE, QEMU, World, memories_of, opened, result_of
 
 
 @pytest.fixture(scope="module")
@@ -128,6 +140,93 @@ def test_a_guest_is_not_begun_in_what_is_no_state_and_nothing_is_left(
 
     world.do(body)
     assert world.backend.host.leaked() == 0
+
+
+@of_qemu
+def test_what_forks_share_cannot_be_written(world: World) -> None:
+    async def body() -> None:
+        async with world.box():
+            _cannot_be_written(memories_of(world)[-1])
+
+    world.do(body)
+
+
+def _cannot_be_written(memory: int) -> None:
+    with pytest.raises(PermissionError):
+        os.pwrite(memory, b"x", 0)
+
+
+# --- baselines ------------------------------------------------------------------------------------
+
+
+@of_qemu
+def test_guests_begin_with_what_was_built_once(world: World, tmp_path: Path) -> None:
+    wanted = baseline(source_in(tmp_path), *SETUP)
+
+    async def once() -> tuple[set[str], str]:
+        assert isinstance(world.backend, QemuBackend)
+        kept_in(world.backend.host, tmp_path / "kept")
+        return await begins_built(world.backend, world.policy, wanted, 2)
+
+    async def body() -> None:
+        seen, digest = await once()
+        assert len(seen) == 1, "what the set-up drew is the same in every box"
+        assert [one[:12] for one in seen] == ["given of env"]
+        assert (seen, digest) == await once()
+        assert len(recipes_in(tmp_path / "kept")) == 1
+
+    world.do(body)
+
+
+@of_qemu
+def test_forks_that_begin_with_a_baseline_share_nothing_and_each_has_its_limits(
+    world: World, tmp_path: Path
+) -> None:
+    wanted = baseline(source_in(tmp_path), "head -c 1536k /dev/zero > big")
+    drawn = "cat /proc/sys/kernel/random/uuid; hostname"
+    smaller = replace(world.policy, limits=replace(LIMITS, disk_bytes=2 << 20, processes_max=8))
+    tight = replace(world.policy, limits=replace(LIMITS, disk_bytes=1 << 20))
+    sizes = "cat /sys/fs/cgroup/box/pids.max; stat -fc %b /workspace /tmp"
+
+    async def body() -> None:
+        kept_in(world.backend.host, tmp_path / "kept")
+        one, two = [await world.backend.create(f"box_{n}", wanted, world.policy) for n in "ab"]
+        said = [(await said_in(box, drawn)).split() for box in (one, two)]
+        assert all(a != b for a, b in zip(*said, strict=True)), said
+        full = await result_of(one, "dd", "if=/dev/zero", "of=more", "bs=1M", "count=7")
+        assert full.limit is LimitKind.DISK, "what it began with counts as well"
+        assert (await two.read_file("more", bytes_max=1)).refused
+        three = await world.backend.create("box_c", wanted, smaller)
+        assert (await said_in(three, sizes)).split() == ["8", "512", "512"]
+        assert len(memories_of(world)) > 2
+        for memory in memories_of(world):
+            _cannot_be_written(memory)
+        with pytest.raises(BoxFailed, match="could not be made"):
+            await world.backend.create("box_d", wanted, tight)
+        for box in (one, two, three):
+            await box.destroy()
+
+    world.do(body)
+    assert world.backend.host.leaked() == 0
+
+
+@of_qemu
+@pytest.mark.parametrize(
+    ("setup", "said"),
+    [FAILING[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in FAILING[1:])],
+)
+def test_a_set_up_that_fails_in_a_guest_is_one_sentence_and_leaves_nothing(
+    world: World, tmp_path: Path, setup: str, said: str
+) -> None:
+    wanted = baseline(source_in(tmp_path))
+
+    async def body() -> None:
+        assert isinstance(world.backend, QemuBackend)
+        kept_in(world.backend.host, tmp_path / "kept")
+        await refuses(world.backend, world.policy, wanted, setup, said)
+        assert [n for n in names_in(tmp_path / "kept") if not n.endswith(".lock")] == []
+
+    world.do(body)
 
 
 # --- the runner, without a guest ------------------------------------------------------------------

@@ -33,7 +33,15 @@ from stoker.sandbox.uids import pids_of_uid
 from stoker.sandbox.vm.box import GuestBox
 from support import attacks, sandbox
 from support.attacks import BOMB, SPIN
-from support.worlds import LIMITS, MICROVM, PATIENCE, QEMU, World, opened, result_of
+from support.worlds import (
+    LIMITS,
+    MICROVM,
+    PATIENCE,
+    QEMU,
+    World,
+    opened,
+    result_of,
+)
 
 TESTS = Tests(source="def check(candidate):\n    assert candidate(2) == 4\n", entry_point="f")
 
@@ -279,17 +287,6 @@ def test_a23_a_guest_that_dies_is_a_lost_box_and_never_an_ordinary_failure(world
                 await box.read_file("begun", bytes_max=1)
 
     world.do(body)
-
-
-@of_qemu
-def test_what_forks_share_cannot_be_written(world: World) -> None:
-    async def body() -> int:
-        assert isinstance(world.backend, QemuBackend)
-        return (await world.backend.origin_of(LIMITS)).memory
-
-    memory = world.do(body)
-    with pytest.raises(PermissionError):
-        os.pwrite(memory, b"x", 0)
 
 
 @of_qemu

@@ -113,6 +113,12 @@ async def result_of(
     return (await box.run(request, timeout_seconds=seconds)).result
 
 
+def memories_of(world: World) -> list[int]:
+    """Return descriptors of the memories that boxes are forked from."""
+    assert isinstance(world.backend, QemuBackend)
+    return [held.origin.memory for held in world.backend.origins._held.values()]
+
+
 def backend_of(host: SandboxHost, kind: Isolation) -> GuestBackend:
     return QemuBackend(host) if kind is Isolation.QEMU else SmolBackend(host)
 

@@ -177,16 +177,24 @@ async def begun(
     backend: Makes[T], box_id: str, baseline: Baseline, policy: ExecutionPolicy, state: Path
 ) -> T:
     """Make a box that begins in the built ``state`` of its baseline."""
-    try:
-        opened = await asyncio.to_thread(state.open, "rb")
-    except FileNotFoundError as error:
-        raise BoxFailed(
-            f"the workspace of baseline {baseline.name!r} was removed to make room just as box "
-            f"{box_id} was to begin in it; nothing was made; the next box builds it again"
-        ) from error
-    with opened as source:
+    with await opened(baseline.name, state) as source:
         begins = Beginning(source, state.name, 0)
         return await backend.make(box_id, baseline, policy, begins=begins)
+
+
+async def opened(name: str, state: Path) -> BinaryIO:
+    """Open the ``state`` that the baseline of this ``name`` was built to.
+
+    Raises:
+        BoxFailed: it was removed since it was found.
+    """
+    try:
+        return await asyncio.to_thread(state.open, "rb")
+    except FileNotFoundError as error:
+        raise BoxFailed(
+            f"the workspace of baseline {name!r} was removed to make room just as a box was to "
+            "begin in it; nothing was made; the next box builds it again"
+        ) from error
 
 
 def begin_in(box: "LocalBox", begins: Beginning) -> None:

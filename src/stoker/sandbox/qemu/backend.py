@@ -5,9 +5,9 @@ only after a guest was booted, forked and asked here, each within a deadline.
 """
 
 import asyncio
-import os
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 
 import msgspec
 
@@ -24,25 +24,22 @@ from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.judge import judge_in
 from stoker.sandbox.ledger import BoxRecord
 from stoker.sandbox.qemu import image, origin, parts
-from stoker.sandbox.qemu.machine import OVERHEAD_BYTES, Machine, migrating, start
+from stoker.sandbox.qemu.machine import OVERHEAD_BYTES, Machine, Start, start
 from stoker.sandbox.qemu.origin import Origin
+from stoker.sandbox.qemu.origins import Held, Kind, Origins
 from stoker.sandbox.runtime import INSIDE, INSIDE_SCRIPTS
 from stoker.sandbox.undoing import to_its_end
 from stoker.sandbox.vm import guests
 from stoker.sandbox.vm.keeping import KeptBox
 from stoker.sandbox.vm.link import GuestLost
-from stoker.seams.clock import SystemClock
 
 _BOOT_SECONDS = {"kvm": 20.0, "tcg": 180.0}
 """Emulation on a busy host is slow; a guest that hangs is found out all the same."""
-_FORK_SECONDS = 30.0
 _GUEST_BYTES = 160 * MEBIBYTE
 """What kernel, runner and the pages of its disk take beside the box."""
 _SIZE_STEP_BYTES = 256 * MEBIBYTE
 _EMULATOR_THREADS = 64
-_ENTROPY_BYTES = 64
 _CANARY = "import os; print(os.uname().nodename, os.getuid(), os.listdir('/sys/class/net'))"
-_clock = SystemClock()
 
 
 class QemuBackend:
@@ -58,7 +55,7 @@ class QemuBackend:
         self.spool = host.state_directory
         self.rung = Rung.QEMU
         self._parts: parts.Parts | None = None
-        self._origins: dict[int, asyncio.Task[Origin]] = {}
+        self.origins = Origins()
         self._offer: BoxOffer | None = None
         self.version = ""
         """What the emulator calls itself, once it was found."""
@@ -98,14 +95,16 @@ class QemuBackend:
         if missing and self.accelerated:
             # A device that opens is no promise: here guests hang under it, and not without it.
             self._parts = msgspec.structs.replace(self._parts, accelerator="tcg")
-            await self._forget()
+            await self.origins.close()
             missing = await self._canary()
         return missing, "please report this host" if missing else ""
 
     async def _canary(self) -> str:
         limits = Limits(memory_bytes=256 * MEBIBYTE, disk_bytes=64 * MEBIBYTE)
         policy = ExecutionPolicy(isolation=Isolation.QEMU, limits=limits)
-        return await guests.canary(self, policy, _CANARY, "1000 ['lo']", seconds=_FORK_SECONDS)
+        return await guests.canary(
+            self, policy, _CANARY, "1000 ['lo']", seconds=origin.FORK_SECONDS
+        )
 
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse what guests do not have."""
@@ -117,7 +116,9 @@ class QemuBackend:
         built = await self.host.baselines.built(self, box_id, baseline, policy)
         if built is None:
             return await self.make(box_id, baseline, policy)
-        return await branching.begun(self, box_id, baseline, policy, built)
+        return await self._made(
+            box_id, baseline, policy, partial(self._begins, policy.limits, baseline.name, built)
+        )
 
     async def make(
         self,
@@ -129,22 +130,34 @@ class QemuBackend:
     ) -> KeptBox:
         """Fork a guest, empty or in the state it ``begins`` in."""
         self.check(policy)
+        return await self._made(
+            box_id, baseline, policy, partial(self._plain, policy.limits), begins
+        )
+
+    async def _made(
+        self,
+        box_id: str,
+        baseline: Baseline,
+        policy: ExecutionPolicy,
+        take: Callable[[], Awaitable[Held]],
+        begins: Beginning | None = None,
+    ) -> KeptBox:
         record = self.host.record(box_id, self.rung)
         self.host.alive.add(box_id)
-        group = machine = None
+        group = machine = held = None
         try:
             pinned = await self.host.baselines.pinned(self, box_id, baseline, policy)
-            base = await self.origin_of(policy.limits)
+            held = await take()
             record = self._planned(record)
             self.host.ledger.write(record)
             group = self._group(record, policy.limits)
-            machine = await self._forked(record, base, policy.limits, group)
-            removal = partial(self._undone, record, machine, group)
+            machine = await self._forked(record, held.origin, policy.limits, group)
+            removal = partial(self._undone, record, machine, group, held)
             box = KeptBox(self, box_id, pinned, policy, link=machine.link, remove=removal)
             if begins is not None:
                 await box.begin(begins)
         except BaseException as error:
-            await self._undone(record, machine, group)
+            await self._undone(record, machine, group, held)
             if isinstance(error, OSError | GuestLost):
                 raise BoxFailed(
                     f"box {box_id} could not be made ({error}); nothing of it is left"
@@ -156,26 +169,12 @@ class QemuBackend:
     async def _forked(
         self, record: BoxRecord, base: Origin, limits: Limits, group: Group | None
     ) -> Machine:
-        files = await self._files()
-        assert self._parts is not None, "found when it was offered"
+        found, files = await self._found()
         machine = await start(
-            self.host, self._parts, files, base.memory, booting=False, uid=record.uid, group=group
+            self.host, found, files, base.memory, how=Start.FORK, uid=record.uid, group=group
         )
         try:
-            with base.state() as state:
-                machine.tell(*migrating("migrate-incoming"), passing=state)
-            await machine.link.adopt(
-                guests.host_name(record.box_id),
-                int(_clock.now().wall * 1e9),
-                {
-                    "memory_bytes": limits.memory_bytes,
-                    "processes_max": limits.processes_max,
-                    "disk_bytes": limits.disk_bytes,
-                    "files_max": limits.files_max,
-                },
-                entropy=os.urandom(_ENTROPY_BYTES),
-                seconds=_FORK_SECONDS,
-            )
+            await origin.awake(machine, base, guests.host_name(record.box_id), limits)
         except BaseException as error:
             said = machine.complaint()
             await machine.end()
@@ -184,27 +183,39 @@ class QemuBackend:
             raise
         return machine
 
-    async def origin_of(self, limits: Limits) -> Origin:
-        """Return what boxes of this size are forked from, booted where it is not yet."""
-        needed = limits.memory_bytes + limits.disk_bytes + _GUEST_BYTES
-        size = -(-needed // _SIZE_STEP_BYTES) * _SIZE_STEP_BYTES
-        task = self._origins.get(size)
-        if task is None or (task.done() and (task.cancelled() or task.exception())):
-            task = self._origins[size] = asyncio.ensure_future(self._booted(size))
-            task.add_done_callback(lambda t: t.cancelled() or t.exception())
-        return await asyncio.shield(task)
+    async def _plain(self, limits: Limits) -> Held:
+        """Take the origin of empty boxes of this size, booted where it is not yet."""
+        kind = Kind(_size(limits))
+        return await self.origins.take(kind, partial(self._booted, kind.memory_bytes))
 
     async def _booted(self, size: int) -> Origin:
-        files = await self._files()
-        assert self._parts is not None, "found when it was offered"
-        seconds = _BOOT_SECONDS[self._parts.accelerator]
-        return await origin.boot(self.host, self._parts, files, memory_bytes=size, seconds=seconds)
+        found, files = await self._found()
+        seconds = _BOOT_SECONDS[found.accelerator]
+        return await origin.boot(self.host, found, files, memory_bytes=size, seconds=seconds)
 
-    async def _files(self) -> image.GuestFiles:
+    async def _begins(self, limits: Limits, name: str, built: Path) -> Held:
+        """Take the origin of boxes that begin in what the baseline ``name`` was ``built`` to."""
+        kind = Kind(_size(limits), limits.disk_bytes, limits.files_max, built.name)
+        return await self.origins.take(kind, partial(self._derived, limits, name, built))
+
+    async def _derived(self, limits: Limits, name: str, built: Path) -> Origin:
+        found, files = await self._found()
+        plain = await self._plain(limits)
+        try:
+            with await branching.opened(name, built) as source:
+                return await origin.derive(
+                    self.host, found, files, plain.origin,
+                    limits=limits, begins=Beginning(source, built.name, 0),
+                )  # fmt: skip
+        finally:
+            self.origins.give(plain)
+
+    async def _found(self) -> tuple[parts.Parts, image.GuestFiles]:
         if self._parts is None:
             self._parts = await asyncio.to_thread(parts.find)
         directory = self.host.runtime.python.parent
-        return await asyncio.to_thread(image.prepare, directory, self.host.runtime, self._parts)
+        files = await asyncio.to_thread(image.prepare, directory, self.host.runtime, self._parts)
+        return self._parts, files
 
     def _planned(self, record: BoxRecord) -> BoxRecord:
         uid = self.host.uids.lease() if self.host.uids is not None else None
@@ -218,11 +229,17 @@ class QemuBackend:
         return self.host.tree.create(record.group, bounds)
 
     async def _undone(
-        self, record: BoxRecord, machine: Machine | None, group: Group | None
+        self,
+        record: BoxRecord,
+        machine: Machine | None,
+        group: Group | None,
+        held: Held | None,
     ) -> None:
         async def remove() -> None:
             if machine is not None:
                 await machine.end()
+            if held is not None:
+                self.origins.give(held)
             if group is not None:
                 group.close()
             await self.host.remove(record)
@@ -267,18 +284,16 @@ class QemuBackend:
         ends = await asyncio.gather(
             *(box.destroy() for box in list(self.boxes.values())), return_exceptions=True
         )
-        await self._forget()
+        await self.origins.close()
         for end in ends:
             if isinstance(end, BaseException):
                 raise end
 
-    async def _forget(self) -> None:
-        tasks, self._origins = list(self._origins.values()), {}
-        for task in tasks:
-            task.cancel()
-        for made in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(made, Origin):
-                made.close()
+
+def _size(limits: Limits) -> int:
+    """Return the bytes of memory of a guest whose boxes have these."""
+    needed = limits.memory_bytes + limits.disk_bytes + _GUEST_BYTES
+    return -(-needed // _SIZE_STEP_BYTES) * _SIZE_STEP_BYTES
 
 
 def _strengths() -> tuple[Strength, ...]:

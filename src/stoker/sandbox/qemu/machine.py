@@ -14,6 +14,7 @@ import os
 import resource
 import socket
 from collections.abc import Sequence
+from enum import StrEnum
 
 from stoker.errors import BoxFailed
 from stoker.sandbox import kernel
@@ -41,6 +42,17 @@ _KERNEL_LINE = (
 _EMULATED_LINE = "tsc=reliable no_timer_check tsc_early_khz="
 """An emulated machine has no clock by which the kernel could find the speed of another."""
 _SHARED_KEPT = {"capability": "x-ignore-shared", "state": True}
+
+
+class Start(StrEnum):
+    """What an emulator does with its memory."""
+
+    BOOT = "boot"
+    """Starts a kernel, and writes to it."""
+    CHANGE = "change"
+    """Waits for a state to be told, and writes to it."""
+    FORK = "fork"
+    """Waits for a state to be told, and maps it privately."""
 
 
 class Machine:
@@ -100,14 +112,11 @@ async def start(
     files: GuestFiles,
     memory: int,
     *,
-    booting: bool,
+    how: Start,
     uid: int | None,
     group: Group | None,
 ) -> Machine:
     """Start an emulator on the memory of descriptor ``memory``, which stays the caller's.
-
-    ``booting``: it starts a kernel and writes to the memory; else it maps it privately and waits
-    for a state to be told.
 
     Raises:
         BoxFailed: it could not be started.
@@ -122,7 +131,7 @@ async def start(
     passed = [options, theirs.fileno(), their_control.fileno(), memory]
     command = [str(host.runtime.launcher), "--args", str(_OPTIONS_AT), "--", parts.emulator]
     order = WorkOrder(
-        argv=[os.fsencode(a) for a in (*command, *_arguments(parts, size, booting=booting))],
+        argv=[os.fsencode(a) for a in (*command, *_arguments(parts, size, how))],
         rlimits={
             resource.RLIMIT_CORE: (0, 0),
             resource.RLIMIT_NOFILE: (_DESCRIPTORS_MAX, _DESCRIPTORS_MAX),
@@ -167,10 +176,10 @@ def _view(files: GuestFiles, parts: Parts) -> Sequence[str]:
     return [*options, "--remount-ro", "/", "--chdir", "/"]
 
 
-def _arguments(parts: Parts, size: int, *, booting: bool) -> Sequence[str]:
+def _arguments(parts: Parts, size: int, how: Start) -> Sequence[str]:
     emulated = parts.accelerator == "tcg"
     accelerator = f"tcg,tb-size={_TRANSLATED_MEBIBYTES}" if emulated else "kvm"
-    shared = "on" if booting else "off"
+    shared = "off" if how is Start.FORK else "on"
     memory = f"memory-backend-file,id=memory,size={size},mem-path=/proc/self/fd/{_MEMORY_AT}"
     given = [
         "-M", _ON_MACHINE, "-accel", accelerator, "-cpu", "max" if emulated else "host",
@@ -182,7 +191,7 @@ def _arguments(parts: Parts, size: int, *, booting: bool) -> Sequence[str]:
         "-device", f"virtserialport,chardev=link,name={PORT_NAME}",
         "-chardev", f"socket,id=control,fd={_CONTROL_AT}", "-mon", "chardev=control,mode=control",
     ]  # fmt: skip
-    if booting:
+    if how is Start.BOOT:
         line = _KERNEL_LINE + (f"{_EMULATED_LINE}{kilohertz()}" if emulated else "")
         return [*given, "-kernel", "/guest/kernel", "-initrd", "/guest/initial", "-append", line,
                 "-serial", "stdio"]  # fmt: skip
