@@ -4,9 +4,12 @@ import asyncio
 import os
 import socket
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from stoker.sandbox.guest.action import Action, Bounds
+from stoker.sandbox.guest.counters import Counters, Descendants
 from stoker.sandbox.vm.link import GuestLink, GuestRun
 from stoker.seams.clock import SystemClock
 from support import attacks, sandbox
@@ -220,3 +223,47 @@ def test_a_runner_whose_host_goes_takes_its_programs_along(tmp_path: Path) -> No
     while sandbox.marked_pids() and clock.monotonic() < give_up:
         os.sched_yield()
     assert sandbox.marked_pids() == []
+
+
+class Nobody:
+    """A loop in which nothing happens."""
+
+    def reads(self, descriptor: int, ready: object) -> None: ...
+
+    def writes(self, descriptor: int, ready: object) -> None: ...
+
+    def forget(self, descriptor: int) -> None: ...
+
+    def send(self, kind: str, body: bytes = b"", **fields: object) -> None: ...
+
+
+class Counted(Descendants):
+    """Counts how often it is looked at."""
+
+    looks = 0
+
+    def counters(self) -> Counters:
+        self.looks += 1
+        return Counters(0.0, 0, 0, 0)
+
+
+def test_however_many_bytes_pass_limits_are_looked_at_when_it_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("stoker.sandbox.guest.action.time.monotonic", lambda: now)
+    group = Counted()
+
+    def start(_descriptors: list[int], _errors: int) -> NoReturn:
+        os._exit(0)
+
+    bounds = Bounds(timeout_seconds=50.0, cpu_seconds=50.0, output_bytes=1)
+    tried = Action(Nobody(), group, start, bounds, channels=0, full=lambda: False)
+    before = group.looks
+    longest = max(tried.tick() for _ in range(1000))
+    assert group.looks == before + 1
+    now += 2 * longest
+    tried.tick()
+    assert group.looks == before + 2
+    os.waitpid(tried.pid, 0)
+    tried.finish(0, lambda: None)

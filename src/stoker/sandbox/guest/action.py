@@ -195,6 +195,7 @@ class Action:
             for stream in (1, 2)
         ]
         self._deadline = time.monotonic() + bounds.timeout_seconds
+        self._look_at = 0.0
         self.pid = self._start(start, channels)
 
     def _start(self, start: Start, channels: int) -> int:
@@ -224,7 +225,14 @@ class Action:
             self._group.kill()
 
     def tick(self) -> float:
-        """Look at every limit; return in how many seconds to look again."""
+        """Look at every limit where it is time to; return in how many seconds to look again."""
+        wait = self._look_at - time.monotonic()
+        if wait <= 0:  # else a stream of bytes would be a stream of looks, each as dear as a piece
+            wait = self._looked()
+            self._look_at = time.monotonic() + wait
+        return wait
+
+    def _looked(self) -> float:
         left = self._deadline - time.monotonic()
         if left <= 0:
             self.stop("timeout")
