@@ -53,7 +53,7 @@ def kept_in(host: SandboxHost, directory: Path) -> None:
 
 def recipes_in(directory: Path) -> list[str]:
     """Return the recipes that were built."""
-    return [n for n in names_in(directory) if n.startswith("recipe-") and not n.endswith(".lock")]
+    return [n for n in names_in(directory) if n.startswith("recipe-") and "." not in n]
 
 
 async def said_in(box: Box, line: str) -> str:
