@@ -12,21 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.model.tools import ExportResult
-from stoker.sandbox.guest.wire import BODY_BYTES_MAX, HEADER_BYTES_MAX, Frames, frame
+from stoker.sandbox.guest.wire import (
+    BODY_BYTES_MAX,
+    DOOR_FIRST,
+    HEADER_BYTES_MAX,
+    Frames,
+    frame,
+)
 from stoker.sandbox.vm import streams
 from stoker.sandbox.vm.link import GuestLink, GuestLost, Order
+from support.guests import ENDED
 
-ENDED: dict[str, Any] = {
-    "status": 0, "stdout": 0, "stderr": 0, "reason": "", "stopped": False, "cpu_seconds": 0.0,
-    "memory_peak_bytes": 0, "error": "", "errno": 0,
-}  # fmt: skip
 ORDER = Order(
     argv=("true",), environment={}, directory=".", rlimits={}, timeout_seconds=60.0,
     cpu_seconds=1.0, output_bytes=100,
 )  # fmt: skip
 KINDS = (
-    "ready", "adopted", "output", "channel", "taken", "ended", "written", "content", "file",
-    "done", "run", "",
+    "ready", "adopted", "output", "channel", "connected", "taken", "ended", "written", "content",
+    "file", "done", "run", "",
 )  # fmt: skip
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-5, 9), st.integers(), st.floats(), st.text(max_size=9),
@@ -114,6 +117,7 @@ LIES = {
     "another count than was sent": frame("ended", **{**ENDED, "stdout": 5}),
     "a stream that is none": frame("output", b"x", stream=7),
     "a channel nobody opened": frame("channel", b"x", stream=3),
+    "a connection where there is no door": frame("connected", stream=DOOR_FIRST),
     "input taken that was not sent": frame("taken", stream=0, count=5),
     "a reason that is none": frame("ended", **{**ENDED, "reason": "tired"}),
     "a negative time": frame("ended", **{**ENDED, "cpu_seconds": -1.0}),

@@ -10,7 +10,15 @@ import pytest
 
 from support.egress_world import SECRET
 from support.sandbox import needs_root
+from support.worlds import qemu_missing
 
+GUEST = pytest.param(
+    "guest",
+    marks=[
+        pytest.mark.slow,  # programs that speak TLS, on an emulated processor
+        pytest.mark.skipif(bool(qemu_missing()), reason=f"guests of QEMU: {qemu_missing()}"),
+    ],
+)
 WORLD = Path(__file__).parent.parent / "support" / "egress_world.py"
 
 
@@ -31,7 +39,7 @@ def certify(directory: Path) -> None:
 
 
 @needs_root
-@pytest.mark.parametrize("starts", ["fresh", "warm"])
+@pytest.mark.parametrize("starts", ["fresh", "warm", GUEST])
 def test_a_box_reaches_what_its_policy_names_and_nothing_else(tmp_path: Path, starts: str) -> None:
     certify(tmp_path)
     done = subprocess.run(

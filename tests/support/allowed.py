@@ -124,6 +124,7 @@ UNTRIED_WRITES = {
     "sandbox/guest/carrier.py:Answers._is_up": "an empty file of a guest",
     "sandbox/guest/counters.py:ControlGroup._write": "a control file of a guest's kernel",
     "sandbox/guest/place.py:_reseed": "a device of a guest",
+    "sandbox/guest/program.py:_trust": "a file of a guest's box, written for one action",
     "sandbox/guest/program.py:_unprotect": "a control file of a guest's kernel",
     "sandbox/guest/runner.py:_protect": "a control file of a guest's kernel",
     "sandbox/marks.py:HeldMark.__init__": "a mark beside a lock that counts",

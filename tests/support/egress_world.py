@@ -1,8 +1,8 @@
 """A box, the egress proxy and a world of one server, in network and mount namespaces of its own.
 
 Arguments: a directory to work in, which holds ``key.pem`` and ``cert.pem`` of ``pypi.org``, and
-``warm`` or ``fresh``: how the box's programs start. The world is this namespace: a public address
-on its loopback, names in a hosts file of its own.
+``warm`` or ``fresh``, how the box's programs start, or ``guest``, in a box of QEMU. The world is
+this namespace: a public address on its loopback, names in a hosts file of its own.
 """
 
 import asyncio
@@ -19,13 +19,22 @@ from pathlib import Path
 
 import msgspec
 
-from stoker.model.execution import Baseline, Credential, Destination, ExecutionPolicy, Limits
+from stoker.model.execution import (
+    Baseline,
+    Credential,
+    Destination,
+    ExecutionPolicy,
+    Isolation,
+    Limits,
+)
 from stoker.model.tools import RunRequest
 from stoker.sandbox.egress import gate
 from stoker.sandbox.egress.gate import EgressDecision
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBox
 from stoker.sandbox.namespace import NamespaceBackend
+from stoker.sandbox.qemu.backend import QemuBackend
+from stoker.sandbox.vm.keeping import KeptBox
 
 PUBLIC, PORT = "93.184.216.34", 443
 NAMES = {"pypi.org": PUBLIC, "other.example": PUBLIC, "inward.example": "10.0.0.1"}
@@ -128,11 +137,11 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
     writer.close()
 
 
-async def main(directory: Path, *, warm: bool) -> dict[str, object]:
+async def main(directory: Path, starts: str) -> dict[str, object]:
     """Run one program in a box that may reach ``pypi.org``; return what it and the proxy saw."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
-    policy = _policy("pypi.org", "inward.example", warm=warm)
+    policy = _policy("pypi.org", "inward.example", starts=starts)
     decisions: list[EgressDecision] = []
     told = asyncio.Event()
 
@@ -145,12 +154,12 @@ async def main(directory: Path, *, warm: bool) -> dict[str, object]:
         server,
         SandboxHost.open(directory / "boxes", egress_told=tell) as host,
     ):
-        backend = NamespaceBackend(host)
+        backend = QemuBackend(host) if starts == "guest" else NamespaceBackend(host)
         box = await backend.create("box_out", Baseline(), policy)
         await box.write_files({"cert.pem": (directory / "cert.pem").read_bytes()})
         request = RunRequest(argv=("python", "-c", PROGRAM))
         first = await box.run(request, timeout_seconds=120)
-        forked = box.server is not None
+        forked = isinstance(box, LocalBox) and box.server is not None
         again = await box.run(request, timeout_seconds=120)
         missing = await box.run(RunRequest(argv=("no-such-program",)), timeout_seconds=120)
         proxy = host.egress.process_id
@@ -167,7 +176,7 @@ async def main(directory: Path, *, warm: bool) -> dict[str, object]:
         hung = await _with_a_stopped_proxy(box, host.egress.process_id)
         await box.destroy()
         trust(directory)
-        using = await _with_credential(backend, directory, warm=warm)
+        using = await _with_credential(backend, directory, starts)
         leaked = host.leaked()
     return {
         "stdout": first.result.stdout.kept.decode(),
@@ -192,16 +201,17 @@ async def main(directory: Path, *, warm: bool) -> dict[str, object]:
     }
 
 
-def _policy(*hosts: str, warm: bool) -> ExecutionPolicy:
+def _policy(*hosts: str, starts: str) -> ExecutionPolicy:
     return ExecutionPolicy(
+        isolation=Isolation.QEMU if starts == "guest" else Isolation.AUTO,
         accept_shared_kernel=True,
-        warm=warm,
+        warm=starts == "warm",
         limits=Limits(memory_bytes=256 * 1024 * 1024),
         network=tuple(Destination(host=host) for host in hosts),
     )
 
 
-async def _with_a_stopped_proxy(box: LocalBox, proxy: int) -> object:
+async def _with_a_stopped_proxy(box: LocalBox | KeptBox, proxy: int) -> object:
     usual, gate.CLOSE_SECONDS = gate.CLOSE_SECONDS, 1.0
     os.kill(proxy, signal.SIGSTOP)
     run = box.run(RunRequest(argv=("true",)), timeout_seconds=120)
@@ -211,14 +221,14 @@ async def _with_a_stopped_proxy(box: LocalBox, proxy: int) -> object:
 
 
 async def _with_credential(
-    backend: NamespaceBackend, directory: Path, *, warm: bool
+    backend: NamespaceBackend | QemuBackend, directory: Path, starts: str
 ) -> dict[str, object]:
     (directory / "token").write_text(SECRET + "\n")
     held = Credential(variable="TOKEN", host="pypi.org", file=str(directory / "token"))
-    policy = msgspec.structs.replace(_policy("pypi.org", warm=warm), credentials=(held,))
+    policy = msgspec.structs.replace(_policy("pypi.org", starts=starts), credentials=(held,))
     box = await backend.create("box_using", Baseline(), policy)
     run = await box.run(RunRequest(argv=("python", "-c", USES)), timeout_seconds=120)
-    await box.destroy()
+    await backend.close()
     seen = json.loads(run.result.stdout.kept or b"{}")
     return {**seen, "stderr": run.result.stderr.kept.decode()}
 
@@ -226,4 +236,4 @@ async def _with_credential(
 if __name__ == "__main__":
     where = Path(sys.argv[1])
     make_world(where)
-    sys.stdout.write(json.dumps(asyncio.run(main(where, warm=sys.argv[2] == "warm"))))
+    sys.stdout.write(json.dumps(asyncio.run(main(where, sys.argv[2]))))

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import stoker
 from stoker.model.execution import Limits
@@ -20,6 +21,11 @@ from stoker.sandbox.vm.link import GuestLink, Order
 LIMITS = {"memory_bytes": 1, "processes_max": 1, "disk_bytes": 1, "files_max": 1}
 SMALL = Limits(disk_bytes=1 << 20, files_max=100)
 BOUNDS = bounds_of(SMALL)
+ENDED: dict[str, Any] = {
+    "status": 0, "stdout": 0, "stderr": 0, "reason": "", "stopped": False, "cpu_seconds": 0.0,
+    "memory_peak_bytes": 0, "error": "", "errno": 0,
+}  # fmt: skip
+"""The end of an action that did nothing, as a runner tells it."""
 PATIENCE = 30.0
 """Seconds: only reached when something hangs."""
 

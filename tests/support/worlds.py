@@ -32,7 +32,7 @@ PATIENCE = 400.0 if RIG else 90.0
 GuestBackend = QemuBackend | SmolBackend
 
 
-def _qemu_missing() -> str:
+def qemu_missing() -> str:
     try:
         parts.find()
     except IsolationUnavailable as error:
@@ -54,7 +54,7 @@ QEMU = pytest.param(
     marks=[
         sandbox.needs_root,
         pytest.mark.root,
-        pytest.mark.skipif(bool(_qemu_missing()), reason=f"guests of QEMU: {_qemu_missing()}"),
+        pytest.mark.skipif(bool(qemu_missing()), reason=f"guests of QEMU: {qemu_missing()}"),
     ],
 )
 MICROVM = pytest.param(

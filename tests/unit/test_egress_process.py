@@ -31,10 +31,10 @@ class Worker:
         self.process = Process(theirs)
         self.theirs = theirs
 
-    def open(self, number: int) -> socket.socket:
-        """Open a gate; return the box's end of its channel."""
+    def open(self, number: int, *, handed: bool = False) -> socket.socket:
+        """Open a gate; return the other end of its channel."""
         ours, box = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        told = {"open": number, "rules": [], "credentials": []}
+        told = {"open": number, "rules": [], "credentials": [], "handed": handed}
         with ours:
             socket.send_fds(self.control, [json.dumps(told).encode()], [ours.fileno()])
         return box
@@ -99,6 +99,34 @@ def test_descriptors_that_are_no_listening_socket_are_closed_unused() -> None:
     assert before[0] == before[1]
 
 
+def test_connections_that_are_handed_over_are_served_until_the_gate_closes() -> None:
+    before: list[int] = []
+
+    async def work(worker: Worker) -> None:
+        loop = asyncio.get_running_loop()
+        before.append(open_files())
+        channel = worker.open(1, handed=True)
+        gate = Gate(cast("Egress", None), 1, channel.fileno(), {}, b"")
+        ends = [socket.socket(fileno=gate.connect()) for _ in range(3)]
+        for end in ends:
+            end.setblocking(False)
+        for end in ends[:2]:
+            await loop.sock_sendall(end, b"GET / HTTP/1.1\r\n\r\n")
+            assert (await loop.sock_recv(end, 100)).startswith(b"HTTP/1.1 405")
+        answer = await worker.close(1)
+        assert answer["refused"] == 2
+        assert await loop.sock_recv(ends[2], 1) == b"", "one that said nothing ends with the gate"
+        channel.close()
+        late = socket.socket(fileno=gate.connect())
+        assert late.recv(1) == b"", "and one that comes too late has ended"
+        for end in (*ends, late):
+            end.close()
+        before.append(open_files())
+
+    assert run(work) == []
+    assert before[0] == before[1]
+
+
 def test_a_listening_socket_that_the_box_shut_is_left_alone() -> None:
     async def work(worker: Worker) -> None:
         loop = asyncio.get_running_loop()
@@ -133,7 +161,7 @@ def test_closing_a_gate_that_never_opened_is_answered(spoiled: bytes) -> None:
 
 
 def test_the_loader_heeds_what_the_box_set_only_once_the_door_is_open() -> None:
-    gate = Gate(cast("Egress", None), 1, -1, {})
+    gate = Gate(cast("Egress", None), 1, -1, {}, b"")
     request = RunRequest(
         argv=("env", "-0"), environment={"LD_LIBRARY_PATH": "/workspace/a=b", "OTHER": "x"}
     )

@@ -62,10 +62,9 @@ async def _guests(
     policy: ExecutionPolicy, host: SandboxHost, refusals: list[BoxOffer]
 ) -> Backend | None:
     """Return the backend of guests where it is asked for, or by ``auto`` where it is fast."""
-    fits = not policy.mounts and not policy.network
-    by_auto = policy.isolation is Isolation.AUTO and fits and has_kvm()
+    by_auto = policy.isolation is Isolation.AUTO and not policy.mounts and has_kvm()
     found: list[QemuBackend | SmolBackend] = []
-    if policy.isolation is Isolation.MICROVM or (by_auto and installed()):
+    if policy.isolation is Isolation.MICROVM or (by_auto and not policy.network and installed()):
         found.append(SmolBackend(host))
     if policy.isolation is Isolation.QEMU or by_auto:
         found.append(QemuBackend(host))

@@ -16,7 +16,8 @@ import os
 import resource
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,13 +84,19 @@ class Gate:
     """The way out of one action; ``channel`` goes into the box and stays the caller's to close."""
 
     def __init__(
-        self, egress: "Egress", number: int, channel: int, variables: dict[str, str]
+        self,
+        egress: "Egress",
+        number: int,
+        channel: int,
+        variables: dict[str, str],
+        authority: bytes,
     ) -> None:
         self.channel = channel
         self._egress = egress
         self._number = number
         self._variables = variables
         """Placeholders of credentials, by variable."""
+        self._authority = authority
 
     @property
     def door(self) -> tuple[int, str]:
@@ -127,9 +134,39 @@ class Gate:
         environment = {**self.told(request).environment, **unset, **self._variables}
         return msgspec.structs.replace(request, argv=argv, environment=environment)
 
+    @property
+    def authorities(self) -> tuple[str, ...]:
+        """The file of authorities and what is to be in it, of a gate that is ``handed``."""
+        return (_BUNDLE, self._authority.decode()) if self._authority else ()
+
+    def connect(self) -> int:
+        """Return a connection to the proxy, the caller's to close. Only ``handed`` gates have any.
+
+        One that the proxy does not take, being slow or gone, has ended already.
+
+        Raises:
+            OSError: we are out of descriptors.
+        """
+        ours, theirs = socket.socketpair()
+        passing = [
+            (socket.SOL_SOCKET, socket.SCM_RIGHTS, theirs.fileno().to_bytes(4, sys.byteorder))
+        ]
+        with theirs, contextlib.suppress(OSError), _borrowed(self.channel) as channel:
+            channel.sendmsg([b"c"], passing, socket.MSG_DONTWAIT)  # send_fds would wait
+        return ours.detach()
+
     async def close(self) -> Carried | None:
         """End its connections, return what was carried; ``None``: the proxy died or had no gate."""
         return await self._egress.closed(self._number)
+
+
+@contextlib.contextmanager
+def _borrowed(descriptor: int) -> Iterator[socket.socket]:
+    borrowed = socket.socket(fileno=descriptor)
+    try:
+        yield borrowed
+    finally:
+        borrowed.detach()
 
 
 def with_network(run: BoxRun, carried: Carried | None) -> BoxRun:
@@ -221,8 +258,10 @@ class Egress:
             raise BoxFailed("no egress proxy runs")
         return self._process.pid.result()
 
-    async def open(self, box_id: str, policy: ExecutionPolicy) -> Gate:
+    async def open(self, box_id: str, policy: ExecutionPolicy, *, handed: bool = False) -> Gate:
         """Open a gate for one action.
+
+        ``handed``: its channel stays here, and connections are made by ``Gate.connect``.
 
         Raises:
             BoxFailed: the proxy cannot be started, or a credential cannot be read.
@@ -236,7 +275,7 @@ class Egress:
         assert self._control is not None, "started above"
         number = next(self._numbers)
         rules = [[d.host, d.port, d.private] for d in policy.network]
-        told = {"open": number, "rules": rules, "credentials": credentials}
+        told = {"open": number, "rules": rules, "credentials": credentials, "handed": handed}
         packet = json.dumps(told).encode()
         if len(packet) > _PACKET_BYTES_MAX:
             raise IsolationUnavailable(
@@ -246,7 +285,7 @@ class Egress:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours:
             try:
-                if authority:
+                if authority and not handed:
                     ours.sendall(len(authority).to_bytes(4, "big") + authority)
                 await self._send(packet, [ours.fileno()])
             except OSError as error:
@@ -257,7 +296,7 @@ class Egress:
                 ) from error
         self._boxes[number] = box_id
         placeholders = {str(c["variable"]): str(c["placeholder"]) for c in credentials}
-        return Gate(self, number, theirs.detach(), placeholders)
+        return Gate(self, number, theirs.detach(), placeholders, authority)
 
     async def closed(self, number: int) -> Carried | None:
         """Close a gate; see ``Gate.close``."""

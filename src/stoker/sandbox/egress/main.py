@@ -3,9 +3,10 @@
 It runs under a uid of its own, from a copy every uid can read, and is told everything over one
 packet socket: JSON, one object a packet. ``{"open": n, "rules": […]}`` comes with one end of a
 socket pair whose other end the box has; over that the box sends the socket it listens on, made in
-the box's own network namespace, so that nothing in the box has to forward anything. ``{"close":
-n}`` ends all connections of that gate and is answered with what was carried. Each decision is told
-as it falls. At end of file, when the worker is gone, it ends.
+the box's own network namespace, so that nothing in the box has to forward anything. With ``handed``
+the worker keeps that end, and sends a connection at a time. ``{"close": n}`` ends all
+connections of that gate and is answered with what was carried. Each decision is told as it falls.
+At end of file, when the worker is gone, it ends.
 """
 
 import asyncio
@@ -18,6 +19,7 @@ import os
 import socket
 import ssl
 import sys
+from collections.abc import Coroutine
 from typing import Any
 
 from stoker.sandbox.egress.inject import Injection
@@ -39,6 +41,17 @@ class _Opened:
         self.channel: socket.socket | None = channel
         self.gate = gate
         self.serving: asyncio.Task[None] | None = None
+        self._beginning: set[asyncio.Task[None]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have a connection served."""
+        task = asyncio.ensure_future(work)
+        self._beginning.add(task)
+        task.add_done_callback(self._beginning.discard)
+
+    async def begun(self) -> None:
+        """Wait for those that were handed over."""
+        await asyncio.gather(*self._beginning, return_exceptions=True)
 
 
 class Process:
@@ -91,7 +104,8 @@ class Process:
         )
         opened = _Opened(channel, gate)
         self._gates[number] = opened
-        self._loop.add_reader(channel.fileno(), self._listener, opened)
+        comes = self._handed if message.get("handed") else self._listener
+        self._loop.add_reader(channel.fileno(), comes, opened)
 
     def _decided(self, number: int, decision: Decision) -> None:
         if self._out.qsize() < _WAITING_MAX:
@@ -111,6 +125,16 @@ class Process:
             else:
                 opened.serving = self._loop.create_task(_accept(opened.gate, listening))
 
+    def _handed(self, opened: _Opened) -> None:
+        assert opened.channel is not None, "read after it was closed"
+        content, descriptors = b"", list[int]()
+        with contextlib.suppress(OSError):
+            content, descriptors, _, _ = socket.recv_fds(opened.channel, 1, 1)
+        if not content:
+            self._forget(opened)
+        for descriptor in descriptors:
+            opened.begin(_serve(opened.gate, socket.socket(fileno=descriptor)))
+
     def _forget(self, opened: _Opened) -> None:
         if opened.channel is not None:
             self._loop.remove_reader(opened.channel.fileno())
@@ -127,6 +151,7 @@ class Process:
         if opened.serving is not None:
             opened.serving.cancel()
             await asyncio.wait([opened.serving])
+        await opened.begun()
         await gate.close()
         figures = {
             "sent": gate.sent_bytes,
@@ -191,9 +216,14 @@ async def _accept(gate: Gate, listening: socket.socket) -> None:
                     return
                 await asyncio.sleep(_SHORTAGE_SECONDS)
                 continue
-            reader = asyncio.StreamReader(limit=_STREAM_BYTES, loop=loop)
-            protocol = asyncio.StreamReaderProtocol(reader, gate.accept, loop=loop)
-            await loop.connect_accepted_socket(lambda p=protocol: p, connection)  # type: ignore[misc]
+            await _serve(gate, connection)
+
+
+async def _serve(gate: Gate, connection: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=_STREAM_BYTES, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, gate.accept, loop=loop)
+    await loop.connect_accepted_socket(lambda: protocol, connection)
 
 
 def main() -> None:

@@ -12,11 +12,14 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from stoker.sandbox.guest.counters import Counters, Group
 from stoker.sandbox.guest.program import ERROR_BYTES_MAX
 from stoker.sandbox.guest.wire import BODY_BYTES_MAX, CHANNEL_FIRST, STDIN, WINDOW_BYTES
+
+if TYPE_CHECKING:
+    from stoker.sandbox.guest.door import Door
 
 _TICK_LEAST_SECONDS = 0.02
 _TICK_MOST_SECONDS = 0.1
@@ -94,7 +97,7 @@ class _Output:
         os.close(self.descriptor)
 
 
-class _Stream:
+class Stream:
     """Carries bytes between the host and one descriptor: stdin, or a private channel."""
 
     def __init__(self, watch: Watch, number: int, descriptor: int, *, both_ways: bool) -> None:
@@ -160,6 +163,18 @@ class _Stream:
         elif self._ending:
             self.close()
 
+    @property
+    def over(self) -> bool:
+        """Whether both have come to their end, and the program has taken what there was."""
+        return self._said_all and self._ending and not self._waiting
+
+    def drop(self) -> None:
+        """End, whatever is on its way."""
+        if self._descriptor >= 0:
+            self._watch.forget(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
     def close(self) -> None:
         """Send what the program still said, and end.
 
@@ -169,9 +184,7 @@ class _Stream:
             return
         while not self._said_all and self._readable(BODY_BYTES_MAX):
             pass
-        self._watch.forget(self._descriptor)
-        os.close(self._descriptor)
-        self._descriptor = -1
+        self.drop()
 
 
 class Action:
@@ -186,8 +199,10 @@ class Action:
         *,
         channels: int,
         full: Callable[[], bool],
+        door: "Door | None" = None,
     ) -> None:
         self._watch, self._group, self._bounds, self._full = watch, group, bounds, full
+        self._door = door
         self._before = group.counters()
         self._reason: str | None = None
         self._outputs = [
@@ -203,10 +218,10 @@ class Action:
         pairs = [socket.socketpair() for _ in range(channels)]
         self._errors, errors = os.pipe2(os.O_CLOEXEC)
         theirs = [stdin, *(o.write_end for o in self._outputs), *(p[1].fileno() for p in pairs)]
-        self.streams = {STDIN: _Stream(self._watch, STDIN, stdin_write, both_ways=False)}
+        self.streams = {STDIN: Stream(self._watch, STDIN, stdin_write, both_ways=False)}
         for at, (ours, _) in enumerate(pairs):
             number = CHANNEL_FIRST + at
-            self.streams[number] = _Stream(self._watch, number, ours.detach(), both_ways=True)
+            self.streams[number] = Stream(self._watch, number, ours.detach(), both_ways=True)
         pid = os.fork()
         if pid == 0:
             start(theirs, errors)
@@ -215,6 +230,12 @@ class Action:
         for _, other in pairs:
             other.close()
         return pid
+
+    def stream(self, number: int) -> Stream | None:
+        """Return the stream of this number; ``None``: it was a connection that has ended."""
+        if self._door is not None and number not in self.streams:
+            return self._door.streams.get(number)
+        return self.streams[number]
 
     def stop(self, reason: str) -> None:
         """End it: ``timeout``, a limit or ``stopped``; the first reason counts."""
@@ -261,6 +282,8 @@ class Action:
             output.close()
         for stream in self.streams.values():
             stream.close()
+        if self._door is not None:
+            self._door.close()
         now = self._group.counters()
         cpu = now.cpu_seconds - self._before.cpu_seconds
         error = os.read(self._errors, ERROR_BYTES_MAX).decode(errors="replace")

@@ -24,6 +24,7 @@ from stoker.sandbox import entries, kernel
 from stoker.sandbox.beneath import Beneath, Refused, path_parts, reason, shown, text_of
 from stoker.sandbox.guest.action import Action, Bounds
 from stoker.sandbox.guest.counters import Group
+from stoker.sandbox.guest.door import Door
 from stoker.sandbox.guest.keeping import Carried, carry
 from stoker.sandbox.guest.place import Directory, Guest, Limits, Place, SharedGuest
 from stoker.sandbox.guest.program import Program, become
@@ -176,6 +177,7 @@ class Runner:
             rlimits={name: tuple(bounds) for name, bounds in order["rlimits"].items()},
             identity=self._place.identity,
             system_calls=self._place.system_calls,
+            authorities=order["authorities"],
         )
         self._action = Action(
             self,
@@ -184,6 +186,7 @@ class Runner:
             Bounds(order["timeout_seconds"], order["cpu_seconds"], order["output_bytes"]),
             channels=order["channels"],
             full=self._place.full,
+            door=Door(self, order["door"]) if order["door"] else None,
         )
 
     def _do_carry(
@@ -204,12 +207,12 @@ class Runner:
         )
 
     def _do_input(self, body: bytes, *, stream: int) -> None:
-        if self._action is not None:
-            self._action.streams[stream].give(body)
+        if self._action is not None and (found := self._action.stream(stream)) is not None:
+            found.give(body)
 
     def _do_taken(self, _: bytes, *, stream: int, count: int) -> None:
-        if self._action is not None:
-            self._action.streams[stream].taken(count)
+        if self._action is not None and (found := self._action.stream(stream)) is not None:
+            found.taken(count)
 
     def _do_stop(self, _: bytes) -> None:
         if self._action is not None:

@@ -22,6 +22,10 @@ WINDOW_BYTES = 512 * 1024
 STDIN = 0
 CHANNEL_FIRST = 3
 """Streams have the numbers of the program's descriptors; private channels begin here."""
+DOOR_FIRST = 32
+"""Connections that programs make to the way out have numbers from here on, none of them twice."""
+CONNECTIONS_MAX = 32
+"""Of those at once; with their windows, what the host may have to hold of them."""
 
 _LENGTHS = struct.Struct(">II")
 

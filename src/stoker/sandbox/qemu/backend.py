@@ -108,7 +108,7 @@ class QemuBackend:
 
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse what guests do not have."""
-        guests.refuse_beyond(Isolation.QEMU, policy)
+        guests.refuse_beyond(Isolation.QEMU, ("mounts", policy.mounts))
 
     async def create(self, box_id: str, baseline: Baseline, policy: ExecutionPolicy) -> KeptBox:
         """Fork a guest; see ``base.Backend``."""
@@ -153,7 +153,10 @@ class QemuBackend:
             group = self._group(record, policy.limits)
             machine = await self._forked(record, held.origin, policy.limits, group)
             removal = partial(self._undone, record, machine, group, held)
-            box = KeptBox(self, box_id, pinned, policy, link=machine.link, remove=removal)
+            box = KeptBox(
+                self, box_id, pinned, policy,
+                link=machine.link, remove=removal, egress=self.host.egress,
+            )  # fmt: skip
             if begins is not None:
                 await box.begin(begins)
         except BaseException as error:

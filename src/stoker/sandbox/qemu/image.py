@@ -29,7 +29,7 @@ RUNNER = "/opt/guest"
 _GUEST_MODULES = (
     "kernel.py", "seccomp.py", "beneath.py", "entries.py", "states.py", "placing.py",
     "guest/wire.py", "guest/runner.py", "guest/action.py", "guest/counters.py", "guest/place.py",
-    "guest/program.py", "guest/carrier.py", "guest/keeping.py", "guest/records.py",
+    "guest/program.py", "guest/carrier.py", "guest/door.py", "guest/keeping.py", "guest/records.py",
 )  # fmt: skip
 _FOLDERS = ("bin", "usr", "proc", "sys", "dev", "tmp", "run", "workspace", "opt", "lib", "var")
 _NO_TK = re.compile(r"_tkinter\.")

@@ -118,7 +118,8 @@ class SmolBackend:
 
     def check(self, policy: ExecutionPolicy) -> None:
         """Refuse what these machines do not have."""
-        guests.refuse_beyond(Isolation.MICROVM, policy)
+        out = ("a way out to the network", policy.network)
+        guests.refuse_beyond(Isolation.MICROVM, ("mounts", policy.mounts), out)
         if policy.cuda is not msgspec.UNSET:
             here = self.host.cloud is None
             if missing := cuda.driver_missing() if here else "machines of a cloud have no device":

@@ -25,9 +25,11 @@ from stoker.model.tools import (
     Stream,
 )
 from stoker.sandbox.base import BoxRun, Branch, not_offered
+from stoker.sandbox.egress.gate import PORT, Carried, Egress, Gate, with_network
 from stoker.sandbox.runtime import INSIDE
 from stoker.sandbox.supervise import ending
 from stoker.sandbox.vm.link import GuestLink, GuestLost, GuestRun, Order
+from stoker.sandbox.vm.streams import Connect
 from stoker.sandbox.words import base_environment, encoded, encoded_argv, inside_directory
 
 _T = TypeVar("_T")
@@ -49,12 +51,14 @@ class GuestBox:
         policy: ExecutionPolicy,
         link: GuestLink,
         remove: Callable[[], Awaitable[None]],
+        egress: Egress | None = None,
     ) -> None:
         self.box_id = box_id
         self.baseline = baseline
         self.policy = policy
         self.link = link
         self._remove = remove
+        self._egress = egress
         self._interrupted = False
         self._removal: asyncio.Future[None] | None = None
 
@@ -71,15 +75,35 @@ class GuestBox:
         self, request: RunRequest, *, timeout_seconds: float, channels: Sequence[int] = ()
     ) -> BoxRun:
         """Like ``run``; ``channels`` become descriptors 3, 4 … of the program, closed here."""
+        gate = None
         try:
             self._check()
-            order = self._order(request, timeout_seconds)
+            if self._egress is not None and self.policy.network:
+                gate = await self._egress.open(self.box_id, self.policy, handed=True)
+            order = self._order(request, timeout_seconds, gate)
         except BaseException:
             for channel in channels:
                 os.close(channel)
+            if gate is not None:
+                await _closed(gate)
             raise
+        if gate is None:
+            return await self._run(request, order, channels)
         try:
-            ran = await self.link.run(order, request.stdin, channels)
+            run = await self._run(request, order, channels, gate.connect)
+        finally:
+            carried = await _closed(gate)
+        return run if run.box_lost else with_network(run, carried)
+
+    async def _run(
+        self,
+        request: RunRequest,
+        order: Order,
+        channels: Sequence[int],
+        connect: Connect | None = None,
+    ) -> BoxRun:
+        try:
+            ran = await self.link.run(order, request.stdin, channels, connect)
         except GuestLost as lost:
             if self._removal is not None:
                 raise BoxFailed(f"box {self.box_id} was removed while its action ran") from lost
@@ -89,9 +113,11 @@ class GuestBox:
             return BoxRun(result=result, usage=usage, box_lost=True)
         return self._finished(request, ran)
 
-    def _order(self, request: RunRequest, timeout_seconds: float) -> Order:
+    def _order(self, request: RunRequest, timeout_seconds: float, gate: Gate | None) -> Order:
         if not request.argv:
             raise ToolRefused("argv is empty; nothing was run")
+        if gate is not None:
+            request = gate.told(request)
         encoded_argv(request.argv)
         variables = {
             **base_environment(INSIDE, home="/workspace", temporary="/tmp"),  # noqa: S108 - a path inside
@@ -109,6 +135,8 @@ class GuestBox:
             timeout_seconds=timeout_seconds,
             cpu_seconds=limits.cpu_seconds,
             output_bytes=limits.output_bytes,
+            door=PORT if gate is not None else 0,
+            authorities=gate.authorities if gate is not None else (),
         )
 
     def _finished(self, request: RunRequest, ran: GuestRun) -> BoxRun:
@@ -191,6 +219,11 @@ class GuestBox:
         if self._removal is None:
             self._removal = asyncio.ensure_future(self._remove())
         await asyncio.shield(self._removal)
+
+
+async def _closed(gate: Gate) -> Carried | None:
+    os.close(gate.channel)
+    return await gate.close()
 
 
 def _rlimits(limits: Limits) -> dict[str, tuple[int, int]]:

@@ -25,13 +25,13 @@ class Making(Protocol):
         ...
 
 
-def refuse_beyond(isolation: Isolation, policy: ExecutionPolicy) -> None:
-    """Refuse what guests do not have.
+def refuse_beyond(isolation: Isolation, *lacking: tuple[str, object]) -> None:
+    """Refuse what guests of this kind do not have, each by its name and what is asked of it.
 
     Raises:
-        IsolationUnavailable: ``policy`` asks for it.
+        IsolationUnavailable: one is asked for.
     """
-    for what, asked in (("mounts", policy.mounts), ("a way out to the network", policy.network)):
+    for what, asked in lacking:
         if asked:
             raise IsolationUnavailable(
                 f"{isolation.value} boxes have no {what}; leave it out of the policy, or set "

@@ -23,6 +23,7 @@ from stoker.model.execution import MEBIBYTE, Baseline, ExecutionPolicy, Limits
 from stoker.sandbox import branching
 from stoker.sandbox.base import Branch
 from stoker.sandbox.branching import Beginning, Begun, Makes, bounds_of, unkept
+from stoker.sandbox.egress.gate import Egress
 from stoker.sandbox.entries import Bounds, Forged, Unkept
 from stoker.sandbox.guest.keeping import REFUSED
 from stoker.sandbox.placing import EndsEarly, TooMuch
@@ -61,8 +62,9 @@ class KeptBox(GuestBox):
         *,
         link: GuestLink,
         remove: Callable[[], Awaitable[None]],
+        egress: Egress | None = None,
     ) -> None:
-        super().__init__(box_id, baseline, policy, link, remove)
+        super().__init__(box_id, baseline, policy, link, remove, egress)
         self.backend = backend
         self.began_from = baseline.digest
         """Digest of the state it began in."""

@@ -21,7 +21,7 @@ import msgspec
 from stoker.model.tools import ExportResult, ReadResult
 from stoker.sandbox.guest.wire import CHANNEL_FIRST, HEADER_BYTES_MAX, Frames, chunks, frame
 from stoker.sandbox.vm import said
-from stoker.sandbox.vm.streams import Answer, Relay, Running
+from stoker.sandbox.vm.streams import Answer, Connect, Relay, Running
 
 _READ_BYTES = 256 * 1024
 _SENDING_BYTES_MAX = 1024 * 1024
@@ -51,6 +51,10 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     timeout_seconds: float
     cpu_seconds: float
     output_bytes: int
+    door: int = 0
+    """Port of the guest's loopback on which its way out is found; 0: it has none."""
+    authorities: Sequence[str] = ()
+    """A file of the guest, and whom it is to trust beside those that are known; empty: none."""
 
 
 class Carry(msgspec.Struct, frozen=True, kw_only=True):
@@ -127,9 +131,15 @@ class GuestLink:
         await self._within(self._plain, seconds, "it did not answer")
 
     async def run(
-        self, order: Order | Carry, stdin: bytes, channels: Sequence[int] = ()
+        self,
+        order: Order | Carry,
+        stdin: bytes,
+        channels: Sequence[int] = (),
+        connect: Connect | None = None,
     ) -> GuestRun:
         """Run a program to its end; ``channels`` are ours to close.
+
+        ``connect`` gives a connection for each that it makes to its door.
 
         Raises:
             GuestLost: the guest did not survive it, or lied.
@@ -140,7 +150,7 @@ class GuestLink:
         }
         try:
             async with self._running:
-                run = self._run = Running(self._send, order.output_bytes, relays)
+                run = self._run = Running(self._send, order.output_bytes, relays, connect)
                 try:
                     return await self._ran(run, order, stdin)
                 except GuestLost as lost:
@@ -148,6 +158,7 @@ class GuestLink:
                     raise
                 finally:
                     self._run = None
+                    run.close()
         finally:
             for relay in relays.values():
                 relay.close()
@@ -323,7 +334,9 @@ class GuestLink:
             _settle(self._ready, message)
         elif isinstance(message, said.Adopted) and self._plain is not None:
             _settle(self._plain, message)
-        elif isinstance(message, said.Output | said.Channel | said.Taken | said.Ended):
+        elif isinstance(
+            message, said.Output | said.Channel | said.Connected | said.Taken | said.Ended
+        ):
             if run is None or run.ended.done():
                 raise ValueError(f"{type(message).__name__} without an action")
             run.hear(message, body)

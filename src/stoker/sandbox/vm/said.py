@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from stoker.sandbox.guest.wire import DOOR_FIRST
+
 COUNT_MAX = 1 << 62
 Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
 Words = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -33,13 +35,19 @@ class Output(_Frame, frozen=True, forbid_unknown_fields=True):
 class Channel(_Frame, frozen=True, forbid_unknown_fields=True):
     """Bytes of a private channel; none: its end."""
 
-    stream: Annotated[int, msgspec.Meta(ge=3, le=16)]
+    stream: Annotated[int, msgspec.Meta(ge=3, le=COUNT_MAX)]
+
+
+class Connected(_Frame, frozen=True, forbid_unknown_fields=True):
+    """A program has connected to the way out; what it says comes by this stream."""
+
+    stream: Annotated[int, msgspec.Meta(ge=DOOR_FIRST, le=COUNT_MAX)]
 
 
 class Taken(_Frame, frozen=True, forbid_unknown_fields=True):
     """So many bytes of a stream have reached the program."""
 
-    stream: Annotated[int, msgspec.Meta(ge=0, le=16)]
+    stream: Count
     count: Count
 
 
@@ -82,5 +90,7 @@ class Done(_Frame, frozen=True, forbid_unknown_fields=True):
     """The answer is complete."""
 
 
-Said = Ready | Adopted | Output | Channel | Taken | Ended | Written | Content | File | Done
+Said = (
+    Ready | Adopted | Output | Channel | Connected | Taken | Ended | Written | Content | File | Done
+)
 decoder: msgspec.json.Decoder[Said] = msgspec.json.Decoder(Said)

@@ -10,12 +10,21 @@ import socket
 from collections.abc import Callable, Mapping
 
 from stoker.sandbox.beneath import NAMES_BYTES_MAX
-from stoker.sandbox.guest.wire import BODY_BYTES_MAX, STDIN, WINDOW_BYTES, frame
+from stoker.sandbox.guest.wire import (
+    BODY_BYTES_MAX,
+    CONNECTIONS_MAX,
+    DOOR_FIRST,
+    STDIN,
+    WINDOW_BYTES,
+    frame,
+)
 from stoker.sandbox.vm import said
 
 _FLUSH_SECONDS = 5.0
 
 Send = Callable[[bytes], None]
+Connect = Callable[[], int]
+"""Gives a descriptor that is the receiver's to close, without waiting; OSError: there is none."""
 
 
 class Relay:
@@ -28,7 +37,7 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._untaken = 0
         self._waiting = bytearray()
-        self._ending = False
+        self._ending = self._said_all = False
         self._flushed = asyncio.Event()
         self._flushed.set()
 
@@ -41,7 +50,7 @@ class Relay:
         if count > self._untaken:
             raise ValueError("more was taken than was sent")
         self._untaken -= count
-        if self._end.fileno() >= 0:
+        if self._end.fileno() >= 0 and not self._said_all:
             self._loop.add_reader(self._end.fileno(), self._readable)
 
     def put(self, body: bytes) -> None:
@@ -69,6 +78,7 @@ class Relay:
         except OSError:
             data = b""
         self._untaken += len(data)
+        self._said_all = not data
         self._send(frame("input", data, stream=self._number))
         if not data or self._untaken >= WINDOW_BYTES:
             self._loop.remove_reader(self._end.fileno())
@@ -92,6 +102,16 @@ class Relay:
                 with contextlib.suppress(OSError):
                     self._end.shutdown(socket.SHUT_WR)
 
+    @property
+    def ended(self) -> bool:
+        """Whether both have come to their end."""
+        return self._said_all and self._ending
+
+    @property
+    def over(self) -> bool:
+        """Whether they have, and the other end has taken all."""
+        return self.ended and not self._waiting
+
     def close(self) -> None:
         """Let the other end see that nobody is here."""
         if self._end.fileno() >= 0:
@@ -101,12 +121,21 @@ class Relay:
 
 
 class Running:
-    """The streams of one action."""
+    """The streams of one action; ``connect`` gives a connection to its way out."""
 
-    def __init__(self, send: Send, output_bytes: int, relays: Mapping[int, Relay]) -> None:
+    def __init__(
+        self,
+        send: Send,
+        output_bytes: int,
+        relays: Mapping[int, Relay],
+        connect: Connect | None = None,
+    ) -> None:
         self.kept = {1: bytearray(), 2: bytearray()}
         self.ended: asyncio.Future[said.Ended] = asyncio.get_running_loop().create_future()
         self.relays = relays
+        self._connect = connect
+        self._connections: dict[int, Relay] = {}
+        self._next = DOOR_FIRST
         self._send = send
         self._cap = output_bytes
         self._untaken = 0
@@ -127,32 +156,66 @@ class Running:
         self._send(frame("input", stream=STDIN))
 
     def hear(
-        self, message: said.Output | said.Channel | said.Taken | said.Ended, body: bytes
+        self,
+        message: said.Output | said.Channel | said.Connected | said.Taken | said.Ended,
+        body: bytes,
     ) -> None:
         """Take one frame in."""
         if isinstance(message, said.Output):
             if len(self.kept[message.stream]) + len(body) > self._cap:
                 raise ValueError("more output than is kept")
             self.kept[message.stream] += body
+        elif isinstance(message, said.Connected):
+            self._connected(message.stream)
         elif isinstance(message, said.Channel):
             self._relay(message.stream).put(body)
-        elif isinstance(message, said.Taken) and message.stream == STDIN:
-            if message.count > self._untaken:
-                raise ValueError("more was taken than was sent")
-            self._untaken -= message.count
-            self._room.set()
         elif isinstance(message, said.Taken):
-            self._relay(message.stream).taken(message.count)
+            self._taken(message)
         else:
             for stream, total in ((1, message.stdout), (2, message.stderr)):
                 if len(self.kept[stream]) != min(total, self._cap):
                     raise ValueError("its count of output is not what it sent")
             self.ended.set_result(message)
 
+    def _taken(self, message: said.Taken) -> None:
+        number = message.stream
+        if number == STDIN:
+            if message.count > self._untaken:
+                raise ValueError("more was taken than was sent")
+            self._untaken -= message.count
+            self._room.set()
+        elif not DOOR_FIRST <= number < self._next or number in self._connections:
+            self._relay(number).taken(message.count)
+
+    def _connected(self, number: int) -> None:
+        if self._connect is None or number != self._next:
+            raise ValueError(f"a connection {number} where there is no door, or out of turn")
+        self._next += 1
+        for ended in [n for n, relay in self._connections.items() if relay.over]:
+            self._connections.pop(ended).close()
+        if len(self._connections) >= CONNECTIONS_MAX:
+            # The proxy is slow to take what a program left when it ended its connection.
+            left = [n for n, relay in self._connections.items() if relay.ended]
+            if not left:
+                raise ValueError(f"more than {CONNECTIONS_MAX} connections")
+            self._connections.pop(left[0]).close()
+        try:
+            end = self._connect()
+        except OSError as error:
+            raise ValueError(f"nor could we connect it: {error.strerror}") from error
+        relay = self._connections[number] = Relay(self._send, number, end)
+        relay.begin()
+
     def _relay(self, number: int) -> Relay:
-        if number not in self.relays:
+        relay = self.relays.get(number) or self._connections.get(number)
+        if relay is None:
             raise ValueError(f"there is no channel {number}")
-        return self.relays[number]
+        return relay
+
+    def close(self) -> None:
+        """Let go of what its programs connected to."""
+        while self._connections:
+            self._connections.popitem()[1].close()
 
 
 WORDS_BYTES_MAX = 4 * NAMES_BYTES_MAX + 16 * 1024 * 1024
