@@ -9,6 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stoker.sandbox.guest.wire import (
     BODY_BYTES_MAX,
@@ -162,8 +164,13 @@ LIES = {
 }
 
 
-def spoken(said: bytes, *, connections: int) -> Exception | GuestRun:
-    """Let a guest with a door say ``said``; return what came of its action, all let go of."""
+def spoken(
+    said: bytes, *, connections: int, proxy: Callable[[socket.socket], None] = lambda _: None
+) -> Exception | GuestRun:
+    """Let a guest with a door say ``said``; return what came of its action, all let go of.
+
+    ``proxy`` is what becomes of each connection at its other end.
+    """
     opened: list[socket.socket] = []
 
     def connect() -> int:
@@ -171,14 +178,15 @@ def spoken(said: bytes, *, connections: int) -> Exception | GuestRun:
             raise OSError(24, "Too many open files")
         ours, theirs = socket.socketpair()
         opened.append(ours)
+        proxy(ours)
         return theirs.detach()
 
     async def body() -> Exception | GuestRun:
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
         link = GuestLink(ours)
-        given = msgspec.structs.replace(order("x"), door=1)
-        running = asyncio.ensure_future(link.run(given, b"", (), connect))
+        wanted = msgspec.structs.replace(order("x"), door=1)
+        running = asyncio.ensure_future(link.run(wanted, b"", (), connect))
         await asyncio.sleep(0)
         with contextlib.suppress(ConnectionError):
             await asyncio.get_running_loop().sock_sendall(theirs, said)
@@ -210,3 +218,40 @@ def test_honest_connections_end_with_their_action_and_a_shortage_of_ours_is_no_r
     honest = FIRST + frame("channel", b"x", stream=DOOR_FIRST) + frame("ended", **ENDED)
     assert isinstance(spoken(honest, connections=1), GuestRun)
     assert isinstance(spoken(honest, connections=0), GuestLost)
+
+
+def test_what_the_proxy_does_not_take_of_ended_connections_makes_room_for_others() -> None:
+    said = b"".join(
+        frame("connected", stream=number)
+        + frame("channel", bytes(BODY_BYTES_MAX), stream=number) * 4
+        + frame("channel", stream=number)
+        for number in range(DOOR_FIRST, DOOR_FIRST + CONNECTIONS_MAX + 5)
+    )
+    ends = spoken(
+        said + frame("ended", **ENDED),
+        connections=1 << 20,
+        proxy=lambda end: end.shutdown(socket.SHUT_WR),
+    )
+    assert isinstance(ends, GuestRun), ends
+
+
+numbers = st.integers(DOOR_FIRST - 1, DOOR_FIRST + 3)
+frames = st.one_of(
+    st.builds(lambda number: frame("connected", stream=number), numbers),
+    st.builds(
+        lambda number, body: frame("channel", body, stream=number), numbers, st.binary(max_size=9)
+    ),
+    st.builds(
+        lambda number, count: frame("taken", stream=number, count=count),
+        numbers,
+        st.integers(0, 2),
+    ),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(frames, max_size=12))
+def test_whatever_a_guest_says_of_its_connections_its_action_ends_or_it_is_lost(
+    said: list[bytes],
+) -> None:
+    spoken(b"".join(said) + frame("ended", **ENDED), connections=3)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from stoker.errors import ArtifactDamaged, BoxFailed
 from stoker.model.checkpoint import Checkpoint
-from stoker.model.execution import Baseline, Rung
+from stoker.model.execution import Baseline, Destination, Rung
 from stoker.model.tools import LimitKind, RunRequest
 from stoker.model.value import content_digest
 from stoker.sandbox import entries
@@ -225,6 +225,28 @@ def test_a_set_up_that_fails_in_a_guest_is_one_sentence_and_leaves_nothing(
         kept_in(world.backend.host, tmp_path / "kept")
         await refuses(world.backend, world.policy, wanted, setup, said)
         assert [n for n in names_in(tmp_path / "kept") if not n.endswith(".lock")] == []
+
+    world.do(body)
+
+
+@of_qemu
+def test_what_is_branched_or_built_has_the_way_out_of_its_policy_and_no_other(
+    world: World, tmp_path: Path
+) -> None:
+    asks = "printf 'GET / HTTP/1.1\\r\\n\\r\\n' | nc 127.0.0.1 3128"
+    out = replace(world.policy, network=(Destination(host="example.org"),))
+    wanted = baseline(source_in(tmp_path), f"{asks} > answer; grep -q 'HTTP/1.1 405' answer")
+
+    async def body() -> None:
+        kept_in(world.backend.host, tmp_path / "kept")
+        box = await world.backend.create("box_out", wanted, out)
+        (branch,) = await box.branch(1)
+        assert (await said_in(branch.box, f"cat answer; {asks}")).count("HTTP/1.1 405") == 2
+        await branch.box.destroy()
+        await box.destroy()
+        async with world.box() as alone:
+            said = await result_of(alone, "sh", "-c", asks)
+            assert (said.exit_code, said.stdout.kept) == (1, b"")
 
     world.do(body)
 

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import NamedTuple
 
+from stoker.errors import BoxFailed
 from stoker.sandbox.qemu.origin import Origin
 
 IDLE_MAX = 4
@@ -56,7 +57,9 @@ class Origins:
     async def take(self, kind: Kind, make: Callable[[], Awaitable[Origin]]) -> Held:
         """Return the origin of ``kind``, to be given back; of all who ask at once one makes it.
 
-        Raises what ``make`` raises.
+        Raises:
+            BoxFailed: it could not be made, or all were let go of meanwhile.
+            ArtifactDamaged: what it was to be made with is damaged.
 
         **Cancellation:** the making goes on, and the next who asks finds it.
         """
@@ -68,8 +71,11 @@ class Origins:
         held.users += 1
         try:
             await asyncio.shield(held.making)
-        except BaseException:
+        except BaseException as error:
             self.give(held)
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task and not task.cancelling():
+                raise BoxFailed("boxes are being removed; none was made") from error
             raise
         return held
 
