@@ -17,6 +17,6 @@ def test_a_small_bench_measures_everything_it_names_and_ends_its_runs(
     document = measure(runs=1, rollouts=300, seconds=2.0, say=lambda _: None)
     values = {name: figure["value"] for name, figure in document["figures"].items()}
     assert all(value > 0 for value in values.values()), values
-    assert 300 * 16_000 * 12 / 1e9 < values["histories_gb"] < 1.0, "the histories are there"
+    assert 300 * 16_000 * 12 / 1e9 < values["histories_300_gb"] < 1.0, "the histories are there"
     assert processes("stoker.", str(tmp_path)) == []
     assert list(tmp_path.iterdir()) == []

@@ -186,7 +186,7 @@ def lane(
     ] = 1600.0,
     processes: Annotated[int, typer.Option("--processes", min=1, help="Simulations at once.")] = 2,
     real: Annotated[
-        bool, typer.Option("--real", help="A real run too, beside its own simulation.")
+        bool, typer.Option("--real", help="Real runs too: beside a simulation, and of 10,000.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -198,7 +198,7 @@ def lane(
     other peers too, each at its tuned value and a quarter less and more. The
     figures are of policies: the same seeds give the same ones on any machine.
     Half an hour on two cores. With --real, a closed batch on the real clock
-    with tools that sleep, minutes more.
+    with tools that sleep, and what bench scale measures, ten minutes more.
 
     Examples:
       stoker bench lane --seeds 2

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from stoker.cli import bench_scale
 from stoker.cli.bench_lane_peers import FACTORS, TUNED, Ratios, against, told
 from stoker.cli.bench_lane_real import real_and_simulated
 from stoker.cli.bench_machine import figure, machine
@@ -38,6 +39,12 @@ _OVERSIZED = 1.25
 _CLOSED = SimProfile(policy="scripted:none", a=0.25, c=0.02, window=64, name="turns")
 _CLOSED_SHAPE = Shape(prompt=(1, 1), turns=(10, 10), sampled=(1, 1), observed=(1, 1))
 _CLOSED_ROLLOUTS = 200
+_OF_REAL_RUNS = (
+    "real_vs_simulated_error",
+    "cpu_per_step_10k_vs_100",
+    "waiting_rollout_kb",
+    "histories_10k_gb",
+)
 _STEADY_ACTIVE = (64, 200, 400, 800)
 _STEADY_JUDGED = 400
 _HEAVY = ("mixed", "lognormal")
@@ -72,7 +79,7 @@ class Paired(msgspec.Struct, frozen=True):
 def measure(*, seeds: int, seconds: float, processes: int, real: bool, say: Say) -> dict[str, Any]:
     """Measure with so many paired seeds and return the bench document (DESIGN §9).
 
-    ``real``: with a closed batch on the real clock too.
+    ``real``: with a closed batch on the real clock, and ten thousand rollouts, too.
     """
     chosen = range(_FIRST_SEED, _FIRST_SEED + seeds)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
@@ -106,8 +113,9 @@ def measure(*, seeds: int, seconds: float, processes: int, real: bool, say: Say)
         document["figures"]["real_vs_simulated_error"] = figure(
             [abs(took / simulated - 1)], "share", 0.03, "the simulator, the same closed batch"
         )
+        document["figures"] |= bench_scale.measure(runs=1, say=say)["figures"]
     else:
-        document["notes"] = {"real_vs_simulated_error": "needs a real run: --real"}
+        document["notes"] = dict.fromkeys(_OF_REAL_RUNS, "needs real runs: --real")
     return document
 
 

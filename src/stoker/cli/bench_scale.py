@@ -66,7 +66,9 @@ class Used(msgspec.Struct, frozen=True):
     """Model calls answered."""
 
 
-def measure(*, runs: int, rollouts: int, seconds: float, say: Say) -> dict[str, Any]:
+def measure(
+    *, runs: int, rollouts: int = 10_000, seconds: float = 60.0, say: Say
+) -> dict[str, Any]:
     """Measure ``runs`` times and return the bench document (DESIGN §9)."""
     ratios, waiting, histories, few_ms, many_ms = [], [], [], [], []
     for number in range(runs):
@@ -82,15 +84,16 @@ def measure(*, runs: int, rollouts: int, seconds: float, say: Say) -> dict[str, 
         histories.append(asyncio.run(_histories(rollouts)).memory_bytes / 1e9)
     against = f"{_FEW} rollouts, {_STEPS_PER_SECOND:g} steps a second each time"
     tokens = f"{rollouts} histories of {_HISTORY_TOKENS} tokens"
+    many_named = str(rollouts) if rollouts % 1000 else f"{rollouts // 1000}k"
     return {
         "bench": "scale",
         "machine": machine(),
         "figures": {
-            "cpu_per_step_vs_few": figure(ratios, "ratio", 1.2, against),
+            f"cpu_per_step_{many_named}_vs_{_FEW}": figure(ratios, "ratio", 1.2, against),
             "step_cpu_ms_few": figure(few_ms, "ms", None, "coordinator and hosts"),
             "step_cpu_ms_many": figure(many_ms, "ms", None, f"{rollouts} rollouts"),
             "waiting_rollout_kb": figure(waiting, "KiB", 20.0, "besides its history"),
-            "histories_gb": figure(histories, "GB", 4.0, tokens),
+            f"histories_{many_named}_gb": figure(histories, "GB", 4.0, tokens),
         },
     }
 
