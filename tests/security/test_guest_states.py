@@ -4,7 +4,9 @@ One guest is booted for it; what needs none is tried with a runner without a gue
 """
 
 import asyncio
+import contextlib
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from io import BytesIO
@@ -22,6 +24,7 @@ from stoker.sandbox import entries
 from stoker.sandbox.base import Box
 from stoker.sandbox.branching import Beginning
 from stoker.sandbox.qemu.backend import QemuBackend
+from stoker.sandbox.uids import pids_of_uid
 from stoker.sandbox.vm import keeping
 from support import sandbox
 from support.baselines import (
@@ -225,6 +228,34 @@ def test_a_set_up_that_fails_in_a_guest_is_one_sentence_and_leaves_nothing(
         kept_in(world.backend.host, tmp_path / "kept")
         await refuses(world.backend, world.policy, wanted, setup, said)
         assert [n for n in names_in(tmp_path / "kept") if not n.endswith(".lock")] == []
+
+    world.do(body)
+
+
+@of_qemu
+def test_a_guest_that_dies_in_a_set_up_is_a_lost_box_and_no_failure_of_the_line(
+    world: World, tmp_path: Path
+) -> None:
+    wanted = baseline(source_in(tmp_path), "touch begun; sleep 1000")
+
+    async def body() -> None:
+        host, boxes = world.backend.host, world.backend.boxes
+        kept_in(host, tmp_path / "kept")
+        asking = asyncio.ensure_future(world.backend.create("box_one", wanted, world.policy))
+        while not boxes:
+            await asyncio.sleep(0.01)
+        (box,) = boxes.values()
+        while (await box.read_file("begun", bytes_max=1)).refused:
+            await asyncio.sleep(0.01)
+        (uid,) = (r.uid for r in host.ledger.records() if r.box_id == box.box_id)
+        assert uid is not None
+        for pid in pids_of_uid(uid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with pytest.raises(BoxFailed, match="command 1 of its setup ran was lost"):
+            await asking
+        assert (boxes, host.leaked()) == ({}, 0)
+        assert recipes_in(tmp_path / "kept") == []
 
     world.do(body)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from stoker.errors import ConfigInvalid, IsolationUnavailable
+from stoker.errors import BoxFailed, ConfigInvalid, IsolationUnavailable
 from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy
 from stoker.model.tools import RunRequest
 from stoker.model.value import canonical_digest
@@ -267,7 +267,13 @@ class Baselines:
 
 async def _set_up(box: Box, name: str, number: int, line: str, seconds: float) -> None:
     request = RunRequest(argv=("/bin/sh", "-c", line))
-    result = (await box.run(request, timeout_seconds=seconds)).result
+    run = await box.run(request, timeout_seconds=seconds)
+    result = run.result
+    if run.box_lost:
+        raise BoxFailed(
+            f"baseline {name!r} could not be built: the box in which command {number} of its setup "
+            "ran was lost; nothing was made from it; the next box builds it again"
+        )
     if not result.ok:
         said = result.text[-_OUTPUT_SHOWN:].replace("\n", " ")
         raise ConfigInvalid(
