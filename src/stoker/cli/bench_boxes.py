@@ -52,6 +52,7 @@ _NOTES = dict.fromkeys(
         "armed_result_ms_p50",
         "file_branch_ms_p50",
         "qemu_fork_ms_p50",
+        "qemu_files_fork_vs_fork",
         "smol_branch_ms_p50",
     ),
     "not built yet, or not to be had on this host",
@@ -86,6 +87,7 @@ class _Round(msgspec.Struct, kw_only=True):
     container_beside: list[float] = []
     """A namespace box's actions between those."""
     guest: list[float] = []
+    guest_files: list[float] = []
     machine: list[float] = []
     armed: list[float] = []
     warm_per_second: float = 0.0
@@ -137,6 +139,7 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
     by_hand = median("container_by_hand")
     contained = [a / b for a, b in zip(median("container"), by_hand, strict=True)]
     beside = [a / b for a, b in zip(median("container_beside"), by_hand, strict=True)]
+    files = [a / b for a, b in zip(median("guest_files"), median("guest"), strict=True)]
     made = {
         "container_vs_runtime": figure(contained, "ratio", 1.5, "the runtime by hand, p50"),
         "container_action_ms_p50": figure(median("container"), "ms", None, "true"),
@@ -164,6 +167,7 @@ def _figures(rounds: Sequence[_Round]) -> dict[str, Figure]:
             [r.hundred_seconds for r in rounds], "s", 1.0, "100 boxes made, true run in each"
         ),
         "qemu_fork_ms_p50": figure(median("guest"), "ms", 120.0, "a fork, to its first reply"),
+        "qemu_files_fork_vs_fork": figure(files, "ratio", 1.2, "a fork without files, p50"),
         "smol_branch_ms_p50": figure(
             median("machine"), "ms", 100.0, "a branch by KVM, to the end of its first command"
         ),
@@ -211,7 +215,7 @@ async def _round(place: Path, *, guests: bool) -> tuple[_Round, Rung]:
         if boxed is namespace and (containers := await container_times(boxed)) is not None:
             made.container, made.container_by_hand, made.container_beside = containers
         if guests:
-            made.guest = await guest_forks(host)
+            made.guest, made.guest_files = await guest_forks(host, place)
             made.machine = await machine_branches(host)
         made.hundred_seconds = await _timed(_hundred(boxed)) / 1000
         await boxed.close()
