@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from stoker.model.tools import RunRequest
-from stoker.sandbox.egress.gate import PORT, Egress, Gate
+from stoker.sandbox.egress.gate import PORT, Carried, Egress, Gate
 from stoker.sandbox.egress.main import Process
 from stoker.sandbox.inside import way_out
 
@@ -116,15 +116,52 @@ def test_connections_that_are_handed_over_are_served_until_the_gate_closes() -> 
         answer = await worker.close(1)
         assert answer["refused"] == 2
         assert await loop.sock_recv(ends[2], 1) == b"", "one that said nothing ends with the gate"
-        channel.close()
         late = socket.socket(fileno=gate.connect())
         assert late.recv(1) == b"", "and one that comes too late has ended"
-        for end in (*ends, late):
+        for end in (*ends, late, channel):
             end.close()
         before.append(open_files())
 
     assert run(work) == []
     assert before[0] == before[1]
+
+
+def test_a_connection_that_cannot_be_taken_is_a_fault_of_ours() -> None:
+    async def work(worker: Worker) -> None:
+        channel = worker.open(1, handed=True)
+        channel.send(b"c")  # what arrives where there is no descriptor left for it
+        assert await worker.close(1) == {"closed": 1}
+        channel.close()
+
+    assert run(work) == []
+
+
+class _Closing:
+    """A proxy that serves to the end."""
+
+    async def closed(self, _number: int) -> Carried:
+        return Carried()
+
+
+@pytest.mark.parametrize("why", ["gone", "slow"])
+def test_a_connection_that_the_proxy_does_not_take_is_a_fault_of_ours(why: str) -> None:
+    async def body() -> tuple[Carried | None, Carried | None]:
+        ours, theirs = socket.socketpair()
+        gates = [Gate(cast("Egress", _Closing()), 1, ours.fileno(), {}, b"") for _ in range(2)]
+        ends = [gates[0].connect()]
+        if why == "gone":
+            theirs.close()
+            ends.append(gates[1].connect())
+        while why == "slow" and await gates[1].close() is not None:
+            ends.append(gates[1].connect())
+        assert os.read(ends[-1], 1) == b""
+        for end in ends:
+            os.close(end)
+        ours.close()
+        theirs.close()
+        return await gates[0].close(), await gates[1].close()
+
+    assert asyncio.run(body()) == (Carried(), None)
 
 
 def test_a_listening_socket_that_the_box_shut_is_left_alone() -> None:

@@ -97,6 +97,7 @@ class Gate:
         self._variables = variables
         """Placeholders of credentials, by variable."""
         self._authority = authority
+        self._served = True
 
     @property
     def door(self) -> tuple[int, str]:
@@ -142,7 +143,8 @@ class Gate:
     def connect(self) -> int:
         """Return a connection to the proxy, the caller's to close. Only ``handed`` gates have any.
 
-        One that the proxy does not take, being slow or gone, has ended already.
+        One that the proxy does not take, being slow or gone, has ended already; then ``close`` says
+        that it did not serve.
 
         Raises:
             OSError: we are out of descriptors.
@@ -151,13 +153,20 @@ class Gate:
         passing = [
             (socket.SOL_SOCKET, socket.SCM_RIGHTS, theirs.fileno().to_bytes(4, sys.byteorder))
         ]
-        with theirs, contextlib.suppress(OSError), _borrowed(self.channel) as channel:
-            channel.sendmsg([b"c"], passing, socket.MSG_DONTWAIT)  # send_fds would wait
+        with theirs, _borrowed(self.channel) as channel:
+            try:
+                channel.sendmsg([b"c"], passing, socket.MSG_DONTWAIT)  # send_fds would wait
+            except OSError:
+                self._served = False
         return ours.detach()
 
     async def close(self) -> Carried | None:
-        """End its connections, return what was carried; ``None``: the proxy died or had no gate."""
-        return await self._egress.closed(self._number)
+        """End its connections and return what was carried.
+
+        ``None``: the proxy died, had no gate or could not take one of its connections.
+        """
+        carried = await self._egress.closed(self._number)
+        return carried if self._served else None
 
 
 @contextlib.contextmanager
@@ -177,8 +186,8 @@ def with_network(run: BoxRun, carried: Carried | None) -> BoxRun:
     """
     if carried is None:
         raise BoxFailed(
-            "the egress proxy died while the program ran, which may have run in part; the next "
-            "action starts another"
+            "the egress proxy died, or took no more connections, while the program ran, which may "
+            "have run in part; the next action tries again"
         )
     usage = msgspec.structs.replace(
         run.usage,

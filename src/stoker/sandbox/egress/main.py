@@ -41,6 +41,8 @@ class _Opened:
         self.channel: socket.socket | None = channel
         self.gate = gate
         self.serving: asyncio.Task[None] | None = None
+        self.served = True
+        """Whether each connection that was handed over could be taken."""
         self._beginning: set[asyncio.Task[None]] = set()
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -132,6 +134,8 @@ class Process:
             content, descriptors, _, _ = socket.recv_fds(opened.channel, 1, 1)
         if not content:
             self._forget(opened)
+        elif not descriptors:  # we are out of them: what the program sees is our fault
+            opened.served = False
         for descriptor in descriptors:
             opened.begin(_serve(opened.gate, socket.socket(fileno=descriptor)))
 
@@ -158,7 +162,7 @@ class Process:
             "received": gate.received_bytes,
             "refused": gate.refused,
         }
-        self._out.put_nowait({"closed": number, **figures})
+        self._out.put_nowait({"closed": number, **(figures if opened.served else {})})
 
 
 def _listening(descriptor: int) -> socket.socket | None:
