@@ -213,6 +213,21 @@ def test_a_straggler_that_goes_on_in_a_branch_is_not_of_a_complete_group() -> No
     assert (groups.complete, len(groups.members(A))) == ({A: 2.0}, 3)
 
 
+def test_a_forgotten_group_is_the_same_again_while_a_stragglers_branch_goes_on() -> None:
+    groups, fresh = Groups(1, 1, listening=True), Groups(1, 1, listening=True)
+    for one in (groups, fresh):
+        one.grows(branch(1, 0))
+        one.counted(admitted(0), COMPLETED, at=1.0)
+        one.counted(admitted(1), COMPLETED, at=2.0)
+        one.settle()
+    before = groups.members(A)
+    groups.forget(A)
+    groups.take_over(fresh)
+    assert groups.members(A) == before == (admitted(1).rollout_id,)
+    groups.ended(branch(1, 0), CUT, at=3.0)
+    assert len(groups.members(A)) == 3
+
+
 def test_the_bias_of_what_was_cut_off_is_a_lower_bound() -> None:
     groups = Groups(2, 1, listening=True)
     assert groups.bias.tokens_bias_at_least is None

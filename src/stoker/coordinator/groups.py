@@ -199,7 +199,9 @@ class Groups:
         """Know again who is of groups that were forgotten; ``fresh`` has just counted them."""
         for group, at in fresh.complete.items():
             self.complete.setdefault(group, at)
-            self._ended.setdefault(group, dict(fresh._ended[group]))  # noqa: SLF001 - its own class
+            if group not in self._ended:  # with who goes on in it: they are not of it yet
+                self._ended[group] = dict(fresh._ended[group])  # noqa: SLF001 - its own class
+                self._going[group] = dict(fresh._going.get(group, {}))  # noqa: SLF001 - as above
 
     def forget(self, group: GroupId) -> None:
         """Remember no longer who is of ``group``: its trainer has it."""
