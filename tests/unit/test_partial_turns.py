@@ -289,6 +289,26 @@ def test_c5_an_engine_of_ids_goes_on_with_ids_and_a_seed_of_the_rest_s_own() -> 
     assert then.seed not in {5, first.seed}
 
 
+@pytest.mark.parametrize(
+    ("ids", "reason"), [([3, 4, 9], FinishReason.STOP), ([3, 4, 5, 6], FinishReason.LENGTH)]
+)
+def test_c5_a_turn_that_is_whole_when_it_is_aborted_is_not_gone_on_with(
+    ids: list[int], reason: FinishReason
+) -> None:
+    asked: list[TokenRequest] = []
+
+    async def generate_ids(one: TokenRequest) -> TokenAnswer:
+        asked.append(one)
+        return TokenAnswer(token_ids=ids, finish_reason=FinishReason.ABORTED)
+
+    async def main() -> Generation:
+        model = TokenCallable(generate_ids, Letters(), window=1)
+        return await lane_over(model).generate(request(tokens_max=4), (0,))
+
+    turn = run_virtual(main())
+    assert (unpack_tokens(turn.token_ids), turn.finish_reason, len(asked)) == (ids, reason, 1)
+
+
 def test_c5_an_owner_s_function_is_given_what_was_begun_and_may_pass_over_it() -> None:
     seen: list[Generation | None] = []
 

@@ -112,7 +112,7 @@ class TokenCallable(CallableModel):
         whole = (VersionSpan(answer.policy_version, 0, len(ids)),) if ids else ()
         sampled = Generation(
             text="",
-            finish_reason=answer.finish_reason or _ended(ids, rest, self._renderer.stop_ids),
+            finish_reason=_reason(answer, ids, rest, self._renderer.stop_ids),
             prompt_ids=prompt.ids.tobytes(),
             token_ids=ids.tobytes(),
             logprobs=logprobs.tobytes(),
@@ -176,6 +176,13 @@ def _unusable(request_id: str, problem: str) -> ModelUnavailable:
     )
 
 
-def _ended(ids: "array[int]", request: GenerateRequest, stop_ids: frozenset[int]) -> FinishReason:
-    cut = len(ids) >= request.sampling.tokens_max and not (ids and ids[-1] in stop_ids)
-    return FinishReason.LENGTH if cut else FinishReason.STOP
+def _reason(
+    answer: TokenAnswer, ids: "array[int]", request: GenerateRequest, stop_ids: frozenset[int]
+) -> FinishReason:
+    """Return why it ended. What was whole when it was aborted has ended: no more may be asked."""
+    said = answer.finish_reason
+    stopped = bool(ids) and ids[-1] in stop_ids
+    full = len(ids) >= request.sampling.tokens_max
+    if said is None or (said is FinishReason.ABORTED and (stopped or full)):
+        return FinishReason.LENGTH if full and not stopped else FinishReason.STOP
+    return said
