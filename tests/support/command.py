@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -81,15 +82,24 @@ def processes_about(folder: Path) -> dict[int, str]:
 
 
 def wait_until_quiet(folder: Path) -> None:
-    """End the ledger's owner, which would serve whoever comes next for a while yet."""
-    for pid in processes_about(folder):
-        descriptor = os.pidfd_open(pid)
-        try:
-            os.kill(pid, signal.SIGTERM)
-            ready, _, _ = select.select([descriptor], [], [], SECONDS_MAX)
-            assert ready, f"process {pid} did not end"
-        finally:
-            os.close(descriptor)
+    """End the ledger's owner, which would serve whoever comes next for a while yet.
+
+    Whatever else names ``folder`` is ended too, and an owner that it started meanwhile.
+    """
+    while found := processes_about(folder):
+        for pid in found:
+            with suppress(ProcessLookupError):  # it ended by itself
+                _end(pid)
+
+
+def _end(pid: int) -> None:
+    descriptor = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGTERM)
+        ready, _, _ = select.select([descriptor], [], [], SECONDS_MAX)
+        assert ready, f"process {pid} did not end"
+    finally:
+        os.close(descriptor)
 
 
 def skip_reason() -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from support.command import wait_until_quiet
 from support.docs import Block, blocks, pages, run
 from support.source import ROOT
 
@@ -16,9 +17,12 @@ def test_what_the_documents_show_works(page: Path, tmp_path: Path) -> None:
     examples = ROOT / "examples"
     if examples.is_dir():
         shutil.copytree(examples, tmp_path / "examples")
-    for block in blocks(page):
-        if not block.not_run:
-            run(block, tmp_path)
+    try:
+        for block in blocks(page):
+            if not block.not_run:
+                run(block, tmp_path)
+    finally:
+        wait_until_quiet(tmp_path)
 
 
 @pytest.mark.parametrize("number", range(max(1, len(LEFT_OUT))))

@@ -54,6 +54,7 @@ class Connection:
         self.sock = sock
         self.frames = FrameDecoder()
         self.greeted = False
+        """It has said what it is; until then it may be anybody, or a knock at the door."""
         self.role = "stranger"
         self.unsent = bytearray()
         self.calls: dict[int, Pending] = {}
@@ -102,7 +103,7 @@ class Server:
         quiet_since = self._clock.monotonic()
         after = self._clock.now()
         while not self._stopping:
-            if self._connections:
+            if self._needed():
                 quiet_since = self._clock.monotonic()
             elif self._clock.monotonic() - quiet_since >= self._idle_exit:
                 return
@@ -129,6 +130,13 @@ class Server:
         for sock in (self._listener, self._wake_reader, self._wake_writer):
             sock.close()
 
+    def _needed(self) -> bool:
+        """Whether somebody is here. A knock is nobody: each new owner tries its neighbours' doors.
+
+        Where owners come and go, those knocks would keep one that nobody uses for ever.
+        """
+        return any(connection.greeted for connection in self._connections)
+
     def _timeout(self, quiet_since: float) -> float | None:
         moments: list[float] = []
         wake = self._exchange.next_wake()
@@ -136,7 +144,7 @@ class Server:
             moments.append(wake - self._clock.now().boot)
         if self._alarms:
             moments.append(self._alarms[0][0] - self._clock.monotonic())
-        if not self._connections:
+        if not self._needed():
             moments.append(quiet_since + self._idle_exit - self._clock.monotonic())
         least = _FULL_SECONDS if self._breathe else 0.0
         return max(least, min(*moments, _SLEEP_SECONDS_MAX)) if moments else None
