@@ -2,12 +2,12 @@
 
 import importlib.util
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from support.runs import Rig, parents, rig, send, until
+from support.runs import Rig, command_line, parents, rig, send, until
 from support.runs_records import read
 from support.tickets import (
     EXAMPLES,
@@ -52,8 +52,22 @@ def play(folder: Path, count: int, hurt: Callable[[Rig, Parts], None]) -> None:
         nothing_lost_nothing_twice(one, read(one.run.path), count)
 
 
-def children(pid: int) -> list[int]:
-    return [child for child, parent in parents().items() if parent == pid]
+def at_work(pid: int) -> set[int]:
+    """Return the pool processes of Celery in whose boxes a tool sleeps.
+
+    One that waits for work holds the lock of the pool's queue (``billiard.queues``): killed then,
+    it stops the whole pool for good, whatever Stoker does.
+    """
+    above = parents()
+    tools = [one for one in above if command_line(one).startswith("sleep ")]
+    return {one for tool in tools for one in line_of(tool, above) if above.get(one) == pid}
+
+
+def line_of(pid: int, above: dict[int, int]) -> Iterator[int]:
+    """Yield a process and those it descends from."""
+    while pid in above:
+        yield pid
+        pid = above[pid]
 
 
 def test_a_celery_queue_that_drops_doubles_and_delays_loses_nothing(tmp_path: Path) -> None:
@@ -68,8 +82,8 @@ def test_nothing_is_lost_or_run_twice_whoever_of_a_celery_queue_is_killed(tmp_pa
     def hurt(one: Rig, parts: Parts) -> None:
         for share in (4, 2):
             one.until_lines(whole // share)
-            [*pool] = until(lambda: children(parts.pid("celery")), "a pool process")
-            send(pool[0], signal.SIGKILL)
+            victim, *_ = until(lambda: at_work(parts.pid("celery")), "a pool process at work")
+            send(victim, signal.SIGKILL)
         parts.again("publisher")
         one.signal("owner", signal.SIGKILL)
 
