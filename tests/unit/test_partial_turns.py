@@ -14,6 +14,7 @@ from stoker.errors import ModelUnavailable
 from stoker.inference.callable import CallableModel, flaw
 from stoker.inference.continuing import cut, is_seam, joined, rest_of
 from stoker.inference.http.model import HttpModel
+from stoker.inference.http.rendering import Renderer
 from stoker.inference.token_callable import TokenAnswer, TokenCallable, TokenRequest
 from stoker.inference.tokens.base import Reading, RenderedPrompt
 from stoker.model.generation import (
@@ -207,6 +208,27 @@ def test_c5_half_a_character_and_half_a_stop_text_are_sampled_again() -> None:
     assert turn.text == "ab" * 40 + "END" + "c" * 9
 
 
+def test_c5_a_part_that_begins_with_a_space_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    text_of = Renderer.text
+
+    async def as_sentencepiece(self: Renderer, ids: "array[int]") -> str:
+        return (await text_of(self, ids)).removeprefix(" ")  # of what it is given, the first
+
+    monkeypatch.setattr(Renderer, "text", as_sentencepiece)
+
+    async def main() -> Generation:
+        async with serving("x" + " " * 200, token_seconds=SECONDS) as (server, model):
+            call = asyncio.create_task(following(model).generate(request(), (0,)))
+            for _ in range(2):
+                await server.engine.until_sampled(5)
+                await server.engine.until_in_flight(1)
+                server.engine.end()
+                await server.engine.until_quiet()
+            return await call
+
+    assert asyncio.run(main()).text == "x" + " " * 200
+
+
 def begun_with(asked: GenerateRequest, begun: Generation) -> GenerateRequest:
     """Return ``asked`` with what was begun of its turn."""
     assert begun.finish_reason is FinishReason.ABORTED
@@ -323,9 +345,11 @@ def test_c5_an_owner_s_function_is_given_what_was_begun_and_may_pass_over_it() -
         return await lane_over(CallableModel(generate, window=1)).generate(request(), (0,))
 
     whole = run_virtual(main(heeds=True))
+    assert not whole.reissued
     assert unpack_tokens(whole.token_ids) == [1, 2, 3]
     assert whole.spans == (VersionSpan(1, 0, 2), VersionSpan(2, 2, 3))
-    assert unpack_tokens(run_virtual(main(heeds=False)).token_ids) == [3], "sampled anew"
+    anew = run_virtual(main(heeds=False))
+    assert (unpack_tokens(anew.token_ids), anew.reissued) == ([3], True), "sampled anew"
     assert [begun is not None for begun in seen] == [False, True] * 2
 
 
@@ -339,6 +363,23 @@ def test_c1_an_engine_that_aborts_for_ever_is_a_failure_in_the_end() -> None:
             await lane.generate(request(), (0,))
 
     run_virtual(main())
+
+
+def test_c1_an_engine_that_aborts_past_the_limit_of_tokens_is_a_failure_in_the_end() -> None:
+    asked: list[int] = []
+
+    async def main() -> None:
+        async def generate(one: GenerateRequest) -> Generation:
+            asked.append(one.begun.token_count if one.begun is not None else 0)
+            assert len(asked) < 20, "for ever"
+            return joined(one.begun, part([7], FinishReason.ABORTED, version=1))
+
+        lane = lane_over(CallableModel(generate, window=1), retries=1)
+        with pytest.raises(ModelUnavailable, match=r"failed 2 times.*came no further"):
+            await lane.generate(request(tokens_max=3), (0,))
+
+    run_virtual(main())
+    assert asked == [0, 1, 2, 3, 3]
 
 
 def test_an_engine_that_does_not_let_go_is_cancelled() -> None:

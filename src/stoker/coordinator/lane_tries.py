@@ -62,10 +62,14 @@ class Course:
     def aborted(self, generation: Generation, replica: int) -> bool:
         """Go on, in the next try, from what an aborted one gave; return whether there is any.
 
-        One that came no further than another before counts as failed: there must be an end.
+        One that came no further than another before counts as failed, and so does one that had
+        all the tokens it may have: there must be an end.
         """
         begun = self.request.begun
-        if generation.token_count > (begun.token_count if begun is not None else 0):
+        count = begun.token_count if begun is not None else 0
+        full = count >= self.request.sampling.tokens_max
+        if generation.token_count > count and not full:
+            self.anew |= self._passed_over(generation)
             self.request = msgspec.structs.replace(self.request, begun=generation)
         elif generation.token_ids:
             self.failed(ModelUnavailable("it was aborted again and came no further"), replica)
@@ -75,7 +79,13 @@ class Course:
 
     def whole(self, generation: Generation) -> Generation:
         """Return the answer, which says whether an earlier sampling of it was lost."""
-        return msgspec.structs.replace(generation, reissued=True) if self.anew else generation
+        anew = self.anew or self._passed_over(generation)
+        return msgspec.structs.replace(generation, reissued=True) if anew else generation
+
+    def _passed_over(self, generation: Generation) -> bool:
+        """Whether it was sampled anew although there was something to go on from."""
+        begun = self.request.begun
+        return begun is not None and not generation.token_ids.startswith(begun.token_ids)
 
     def pause(self, failed: ModelUnavailable, *, alone: bool) -> float:
         """Return how long to wait after ``failed``; ``alone``: there is nobody else to ask."""

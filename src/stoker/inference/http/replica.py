@@ -128,7 +128,7 @@ class Replica:
         bare = msgspec.structs.replace(rest, tools=())
         part = self._generation(bare, answered, before, after, rerendered=False)
         if is_aborted(part):
-            return joined(begun, await self._up_to_a_seam(request, part))
+            return await self._up_to_a_seam(request, part)
         turn = joined(begun, part)
         if not request.tools:
             return turn
@@ -141,18 +141,22 @@ class Replica:
         return msgspec.structs.replace(turn, tool_calls=calls, finish_reason=reason)
 
     async def _up_to_a_seam(self, request: GenerateRequest, part: Generation) -> Generation:
-        """Return ``part`` of a turn up to where it may be cut, with the text of its ids.
+        """Return a turn up to where its last ``part`` may be cut, with the text of all its ids.
+
+        Where a turn goes on, the text of its part alone may lack the space that it begins with.
 
         Raises:
             ModelUnavailable: nothing of it can be gone on from.
         """
         ids = array("i", part.token_ids)
+        before = array("i", request.begun.token_ids if request.begun is not None else b"")
         kept = len(ids) if part.prompt_ids and self.goes_on(request) else 0
         with suppress(ModelRefused):
             for count in range(kept, max(0, kept - SEAM_TOKENS_MAX), -1):
-                text = await self._renderer.text(ids[:count])
+                text = await self._renderer.text(before + ids[:count])
                 if is_seam(text, request.sampling.stop):
-                    return msgspec.structs.replace(cut(part, count), text=text)
+                    turn = joined(request.begun, cut(part, count))
+                    return msgspec.structs.replace(turn, text=text)
         raise ModelUnavailable(
             f"replica {self.index} ({self.link.url}) aborted call {request.request_id} after "
             f"{len(ids)} tokens; what it had sampled was thrown away",
