@@ -358,7 +358,7 @@ class Lane:
         memory = self.working.memory(index)
         if memory is not None:
             memory.costs.seen(
-                steps=generation.token_count,
+                steps=fresh_tokens(request, generation),  # of this try, as all the rest here
                 sampled=load.tokens_sampled - before.tokens_sampled,
                 prefilled=load.tokens_prefilled - before.tokens_prefilled,
                 seconds=seconds,

@@ -21,15 +21,19 @@ class PromptSizes:
 
     def estimate(self, request: GenerateRequest) -> int:
         """Return the tokens of ``request``'s prompt, with those its turn begins with."""
-        if request.begun is not None:
-            return len(request.begun.prompt_ids + request.begun.token_ids) // _ID_BYTES
+        begun = request.begun
+        return self._prompt(request) + (begun.token_count if begun is not None else 0)
+
+    def _prompt(self, request: GenerateRequest) -> int:
+        if request.begun is not None and request.begun.prompt_ids:
+            return len(request.begun.prompt_ids) // _ID_BYTES
         characters, marks = _unknown(request)
         return len(request.prompt_ids) // _ID_BYTES + marks + int(characters / self._per_token)
 
     def learn(self, request: GenerateRequest, generation: Generation) -> int:
         """Learn from an answer; return the tokens its prompt had."""
         if not generation.prompt_ids:
-            return self.estimate(request)
+            return self._prompt(request)
         tokens = len(generation.prompt_ids) // _ID_BYTES
         characters, marks = _unknown(request)
         new = tokens - len(request.prompt_ids) // _ID_BYTES - marks

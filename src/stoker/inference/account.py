@@ -27,9 +27,11 @@ class CallAccount:
         self.running -= 1
 
     def answered(self, request: GenerateRequest, generation: Generation) -> None:
-        """Count what a call brought."""
-        self._sampled += fresh_tokens(request, generation)
-        self._prefilled += len(generation.prompt_ids) // 4 - (generation.cached_tokens or 0)
+        """Count what a call brought. What a turn is gone on from is computed as its prompt is."""
+        fresh = fresh_tokens(request, generation)
+        given = len(generation.prompt_ids) // 4 + generation.token_count - fresh
+        self._sampled += fresh
+        self._prefilled += max(0, given - (generation.cached_tokens or 0))  # ids may not be said
 
     def load(self) -> DeviceLoad:
         """Return the sums up to now."""
