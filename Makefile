@@ -24,7 +24,7 @@ rig-vllm: .venv/.installed-dev
 rig-smol: .venv/.installed-dev
 	@$(PY) tools/rig_smol.py
 
-# Boxes by the control groups of systemd, in an emulated host: root on Debian, 10 minutes.
+# Boxes by the control groups of systemd, in an emulated host: root on Debian, 30 minutes where busy.
 rig-systemd: .venv/.installed-dev
 	@$(PY) tools/rig_systemd.py
 
