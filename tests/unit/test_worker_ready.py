@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from stoker.errors import BoxFailed
-from stoker.model.execution import Baseline, ExecutionPolicy, Limits
+from stoker.model.execution import Baseline, Destination, ExecutionPolicy, Limits
 from stoker.sandbox.base import Box
 from stoker.testing.boxes import MemoryBackend
 from stoker.testing.engines import ManualClock
@@ -296,3 +296,15 @@ def test_whatever_is_asked_each_box_goes_once_and_to_what_it_was_made_for() -> N
         assert case.boxes.ready.taken > 0
 
     play(scenario, ahead=3, other=1)
+
+
+@pytest.mark.parametrize("network", [(), (Destination(host="pypi.org"),)])
+def test_what_waits_in_a_warm_class_has_run_an_empty_program(
+    network: tuple[Destination, ...],
+) -> None:
+    async def scenario(case: Case) -> None:
+        first = await case.ask(policy=msgspec.structs.replace(TRUSTED, warm=True, network=network))
+        waiting = [box for box in case.backend.made if box is not first]
+        assert [box.runs for box in waiting] == [1, 1]
+
+    play(scenario)

@@ -175,7 +175,7 @@ class ReadyBoxes:
         box = None
         try:
             box = await self._make(kind.baseline, kind.policy)
-            if kind.policy.warm and not kind.policy.network:  # with a way out nothing is forked
+            if kind.policy.warm:
                 await box.run(_WARM_UP, timeout_seconds=_WARM_UP_SECONDS)
         except Exception as error:  # noqa: BLE001 - a bug in one kind must not end all in silence
             self._log.warning(
