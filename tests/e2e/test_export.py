@@ -107,6 +107,7 @@ def test_what_has_no_row_is_said(place: Path, run: str) -> None:
     [
         (["RUN", "--out", "/proc/rows.jsonl"], "/proc/rows.jsonl cannot be written"),
         (["RUN", "--out", "."], "it is a directory"),
+        (["RUN", "--out", "rows.csv"], "'.csv' names no format"),
         (["RUN", "--out", "rows", "--format", "csv"], "'csv' is not one of"),
         (["nothing", "--out", "rows"], "there is no run 'nothing'"),
         (["RUN"], "Missing option '--out'"),

@@ -33,6 +33,9 @@ class Format(enum.StrEnum):
     PARQUET = "parquet"
 
 
+_SUFFIXES = {"": Format.JSONL, ".jsonl": Format.JSONL, ".parquet": Format.PARQUET}
+
+
 class Exported(msgspec.Struct, kw_only=True):
     """What was written, and what was not."""
 
@@ -78,7 +81,7 @@ def export(
     out: Annotated[Path, typer.Option("--out", metavar="FILE", help="Where the rows go.")],
     format_: Annotated[
         Format | None,
-        typer.Option("--format", help="Default: parquet for *.parquet, else jsonl."),
+        typer.Option("--format", help="Default: by the suffix of --out; without one, jsonl."),
     ] = None,
     mixed: Annotated[
         bool, typer.Option("--mixed", help="Allow programs, limits or baselines that differ.")
@@ -102,11 +105,11 @@ def export(
     Exit codes:
       0    the file is written
       1    the ledger or an artifact cannot be read, or the disk is full; no file
-      2    no such run, target not writable, or digests are mixed; no file
+      2    no such run, suffix or writable target, or digests are mixed; no file
       130  interrupted; no file
     """
     directory = find_run(run, runs)
-    kind = format_ or (Format.PARQUET if out.suffix == ".parquet" else Format.JSONL)
+    kind = format_ or _by_suffix(out)
     done = asyncio.run(write_rows(directory, out, kind, mixed=mixed))
     if not done.unfinished:
         rollouts = done.rollouts + done.without_rows
@@ -133,6 +136,20 @@ def export(
     ]
     if left_out:
         console.print(cell(f"no rows: {', '.join(left_out)}", "yellow"))
+
+
+def _by_suffix(out: Path) -> Format:
+    """Return the format that the name of ``out`` asks for.
+
+    Raises:
+        BadInput: the caller's: its suffix stands for another format.
+    """
+    if out.suffix in _SUFFIXES:
+        return _SUFFIXES[out.suffix]
+    raise BadInput(
+        f"--out {out}: {out.suffix!r} names no format of rows; use .jsonl or .parquet, or say "
+        "--format; nothing was written"
+    )
 
 
 async def write_rows(run: RunDirectory, out: Path, kind: Format, *, mixed: bool) -> Exported:

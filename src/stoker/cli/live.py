@@ -313,7 +313,7 @@ def _actions(snapshot: RunSnapshot) -> Text:
         for value in (snapshot.latency_ms_p50, snapshot.latency_ms_p99)
     )
     return Text(
-        f"{snapshot.actions} done, {snapshot.retries} retries  "
+        f"{snapshot.actions} done, {counted(snapshot.retries, 'retry')}  "
         f"selected → received p50 {p50}, p99 {p99}"
     )
 

@@ -108,8 +108,10 @@ def size(count: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a count with its noun; all of ours take an s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """Return a count with its noun; of ours ``retry`` takes ies, the others an s."""
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun[:-1]}ies" if noun.endswith("ry") else f"{number} {noun}s"
 
 
 def _bytes(content: bytes) -> object:

@@ -29,7 +29,7 @@ def summary(report: "RunReport") -> RenderableType:
         outcome_line(snapshot),
         lane_line(snapshot.lane),
         Text(
-            f"{counted(snapshot.actions, 'action')}, {snapshot.retries} retries · "
+            f"{counted(snapshot.actions, 'action')}, {counted(snapshot.retries, 'retry')} · "
             f"selected → received p50 {milliseconds(snapshot.latency_ms_p50)}, "
             f"p99 {milliseconds(snapshot.latency_ms_p99)} · boxes leaked {snapshot.boxes_leaked}"
         ),

@@ -31,6 +31,8 @@ class RolloutRow(msgspec.Struct, frozen=True, kw_only=True):
     rollout_id: str
     task: str
     index: int
+    branch_of: str | None
+    """Rollout it branched off; ``None``: the run itself began it."""
     outcome: Outcome | None
     """``None``: not finished."""
     steps: int | None
@@ -175,12 +177,19 @@ def row_of(summary: RolloutSummary) -> RolloutRow:
         rollout_id=summary.rollout_id,
         task=admitted.task.task_id if admitted else "",
         index=admitted.index if admitted else 0,
+        branch_of=_parent(admitted),
         outcome=finished.outcome if finished else None,
         steps=finished.steps if finished else None,
         actions=finished.actions if finished else None,
         seconds=finished.at - admitted.at if finished and admitted else None,
         entries=summary.seq,
     )
+
+
+def _parent(admitted: Admitted | None) -> str | None:
+    if admitted is None or admitted.branched is msgspec.UNSET:
+        return None
+    return admitted.branched.parent
 
 
 def _print_rows(rows: list[RolloutRow]) -> None:
@@ -191,7 +200,7 @@ def _print_rows(rows: list[RolloutRow]) -> None:
         made.add_row(
             cell(row.rollout_id),
             cell(row.task, length=40),
-            str(row.index),
+            "branch" if row.branch_of else str(row.index),
             cell(f"{kind}{_reason(row.outcome)}", _STYLES.get(kind, "dim"), length=60),
             "" if row.outcome is None or row.outcome.reward is None else f"{row.outcome.reward:g}",
             "" if row.steps is None else str(row.steps),
