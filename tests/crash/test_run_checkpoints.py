@@ -45,7 +45,8 @@ def run_of(folder: Path, *, replayable: bool) -> AbstractContextManager[Rig]:
         model=errands.MODEL,
         tasks=[{"task_id": "kept", "data": data}],
         settings={
-            "workers": {"count": 2},
+            # No box but the environment's, so that its holder can be told.
+            "workers": {"count": 2, "classes": {"fast": {"ready": 0}}},
             "sandbox": {"baselines": {"counted": {"setup": ["printf begun: > kept"]}}},
         },
         log=folder / "tools.log",

@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import pytest
 
+from stoker.config.classes import WorkerClassSettings
 from stoker.errors import BoxFailed
-from stoker.model.execution import Baseline, Destination, ExecutionPolicy, Limits
+from stoker.model.execution import Baseline, Destination, ExecutionPolicy, Isolation, Limits
 from stoker.sandbox.base import Box
 from stoker.testing.boxes import MemoryBackend
 from stoker.testing.engines import ManualClock
+from stoker.worker.assembly import make_ahead
 from stoker.worker.boxes import Boxes, Chosen
 from stoker.worker.ready import Ahead
 from support.worker_boxes import TRUSTED, quiet_log
@@ -33,7 +35,8 @@ class Case:
         self.available = 1 << 40
 
         async def choose(policy: ExecutionPolicy) -> Chosen:
-            return Chosen(self.backend, await self.backend.offer())
+            offer = await self.backend.offer()
+            return Chosen(self.backend, msgspec.structs.replace(offer, isolation=policy.isolation))
 
         self.boxes = Boxes(choose, quiet_log(), self.clock)
         counts = {"fast": ahead, **more}
@@ -102,6 +105,33 @@ def test_a_class_without_the_setting_and_a_saved_state_get_boxes_of_their_own() 
         await case.ask(policy=TRUSTED)
         await case.ask(name="slow")
         assert case.boxes.ready.taken == 0
+
+    play(scenario)
+
+
+def test_a_class_that_says_nothing_has_two_of_boxes_that_take_next_to_nothing() -> None:
+    classes = {
+        "said": WorkerClassSettings(ready=1),
+        "warm": WorkerClassSettings(ready=1),
+        "none": WorkerClassSettings(ready=0),
+        "unsaid": WorkerClassSettings(),
+    }
+    warm = msgspec.structs.replace(TRUSTED, warm=True)
+    guest = msgspec.structs.replace(TRUSTED, isolation=Isolation.QEMU)
+
+    async def scenario(case: Case) -> None:
+        make_ahead(case.boxes, classes)
+        waits = []
+        for name, policy in [("unsaid", warm), ("unsaid", guest), ("none", TRUSTED)]:
+            await case.ask(policy=policy, name=name)
+            waits.append(case.waiting)
+        for name in ("said", "unsaid"):
+            await case.ask(name=name)
+            waits.append(case.waiting)
+        await case.ask(policy=warm, name="warm")
+        await case.ask(policy=warm, name="warm")
+        assert case.boxes.ready.taken == 1, "who asks for warm boxes by number gets them"
+        assert waits == [0, 0, 0, 1, 3]
 
     play(scenario)
 

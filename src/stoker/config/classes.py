@@ -132,9 +132,10 @@ class WorkerClassSettings(Section):
     by_ticket: bool = False
     """A queue of your own hands its actions out (``stoker.tickets``); the run's workers leave them
     alone. For stateless tools: an environment belongs to one worker, its actions cannot travel."""
-    ready: Annotated[int, Field(ge=0, le=1_000)] = 0
+    ready: Annotated[int, Field(ge=0, le=1_000)] | None = None
     """Boxes that each worker makes ahead and keeps waiting, over all baselines in use; 0: none.
-    They take memory; where that is short they go first."""
+    They take memory; where that is short they go first. Unset: two, of boxes that take next to
+    none (``process`` and ``namespace``, not ``warm``)."""
     ready_idle: Duration = 60.0
     """The boxes of a baseline that nobody asked for so long go."""
     warm: bool = False

@@ -31,6 +31,8 @@ from .states import States
 from .tools import Tools
 
 CALL_BASELINE = "python"
+_READY = 2
+"""Boxes made ahead of a class that does not say how many, where they take next to nothing."""
 """Baseline of the boxes of stateless tools."""
 
 
@@ -52,9 +54,11 @@ class Ground:
 
 
 def make_ahead(boxes: Boxes, classes: dict[str, WorkerClassSettings]) -> None:
-    """Have ``boxes`` keep as many waiting as the classes ask for."""
+    """Have ``boxes`` keep as many waiting as the classes ask for, a few where one asks nothing."""
     boxes.ready.ahead = {
-        name: Ahead(one.ready, one.ready_idle) for name, one in classes.items() if one.ready
+        name: Ahead(_READY if one.ready is None else one.ready, one.ready_idle, one.ready is None)
+        for name, one in classes.items()
+        if one.ready != 0
     }
 
 

@@ -54,7 +54,12 @@ class Boxes:
         self.made = 0
         """Boxes made for somebody who waited for them."""
         self.ready = ReadyBoxes(
-            self._make, self.discard, self.memory_short, clock or SystemClock(), log
+            self._make,
+            self.discard,
+            self.memory_short,
+            clock or SystemClock(),
+            log,
+            light=self._is_light,
         )
         self._unswept = 0
         self._teardowns: set[asyncio.Task[None]] = set()
@@ -122,6 +127,11 @@ class Boxes:
             return box
         self.made += 1
         return await self._make(baseline, policy, begins)
+
+    async def _is_light(self, policy: ExecutionPolicy) -> bool:
+        """Return whether its boxes take next to nothing while they wait: no guest, no program."""
+        isolation = (await self.backend(policy)).offer.isolation
+        return isolation in (Isolation.PROCESS, Isolation.NAMESPACE) and not policy.warm
 
     async def _make(
         self, baseline: Baseline, policy: ExecutionPolicy, begins: Checkpoint | None = None

@@ -35,6 +35,8 @@ class Ahead(NamedTuple):
     most: int
     idle_seconds: float
     """Those of a baseline and policy that nobody asked for so long go."""
+    light: bool = False
+    """Of boxes only that take next to nothing while they wait."""
 
 
 @dataclass(slots=True)
@@ -60,8 +62,11 @@ class ReadyBoxes:
         memory_short: Callable[[], bool],
         clock: Clock,
         log: FilteringBoundLogger,
+        *,
+        light: Callable[[ExecutionPolicy], Awaitable[bool]],
     ) -> None:
         self._make = make
+        self._light = light
         self._discard = discard
         self._memory_short = memory_short
         self._clock = clock
@@ -171,9 +176,14 @@ class ReadyBoxes:
         return any(one is kind for one in self._kinds.values())
 
     async def _made(self, kind: _Kind) -> Box | None:
-        """Make one; ``None``: it could not be made, which whoever needs one hears for himself."""
+        """Make one; ``None``: it could not be made, which whoever needs one hears for himself.
+
+        So too where its class has none of that kind made ahead.
+        """
         box = None
         try:
+            if self.ahead[kind.worker_class].light and not await self._light(kind.policy):
+                return None
             box = await self._make(kind.baseline, kind.policy)
             if kind.policy.warm:
                 await box.run(_WARM_UP, timeout_seconds=_WARM_UP_SECONDS)
