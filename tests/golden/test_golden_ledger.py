@@ -1,7 +1,7 @@
 """Ledger files of older versions are opened and finished by this one; newer ones are refused.
 
-``files/ledger_vN.db.gz`` was made by the Stoker whose newest schema was N
-(``PYTHONPATH=tests python tests/golden/test_golden_ledger.py`` adds the present one).
+``files/ledger_vN.db.gz`` and ``ledger_postgres_vN.sql.gz`` were made by the Stoker whose newest
+schema was N (``PYTHONPATH=tests python tests/golden/test_golden_ledger.py`` adds the present file).
 """
 
 import asyncio
@@ -17,6 +17,7 @@ import pytest
 from stoker.broker.base import ActionsRequest, JournalRequest
 from stoker.broker.client import connect
 from stoker.broker.place import DATABASE
+from stoker.broker.postgres import connection
 from stoker.broker.schema import Migration, check_version, migrate, migrations
 from stoker.broker.store_sqlite import SqliteStore
 from stoker.errors import LedgerTooNew
@@ -99,6 +100,10 @@ def test_a_postgres_schema_of_an_older_version_is_migrated_and_finished(
 def test_there_is_a_golden_file_of_every_version_before_this_one() -> None:
     assert [path.name for path in OLDER][: NEWEST - 1] == [
         f"ledger_v{version}.db.gz" for version in range(1, NEWEST)
+    ]
+    newest_schema = len(connection._migrations())
+    assert [path.name for path in OLDER_SCHEMAS][: newest_schema - 1] == [
+        f"ledger_postgres_v{version}.sql.gz" for version in range(1, newest_schema)
     ]
 
 

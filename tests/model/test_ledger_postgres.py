@@ -224,12 +224,24 @@ def test_an_older_server_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPa
         connect(server().url(), "any")
 
 
-def test_a_schema_of_a_newer_stoker_is_refused_and_untouched(schema: str) -> None:
+def test_a_schema_of_a_newer_stoker_is_refused_and_untouched(
+    schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the version of Stoker that it needs, where that was kept."""
     with connect(server().url(), schema) as db:
-        migrate(db, schema)
-        db.execute("INSERT INTO schema_version VALUES (99)")
-        with pytest.raises(ConfigInvalid, match="has version 99, this Stoker knows"):
+        steps = connection._migrations()
+        with monkeypatch.context() as newer:
+            newer.setattr(connection, "_migrations", lambda: [*steps, b"CREATE TABLE later ()"])
+            newer.setattr("stoker.__version__", "7.2.0")
             migrate(db, schema)
+        has = f"has version {len(steps) + 1} and this is stoker .*, which knows {len(steps)};"
+        with pytest.raises(ConfigInvalid, match=f"{has} .* use stoker 7.2.0 or newer"):
+            migrate(db, schema)
+        db.execute("ALTER TABLE schema_version DROP COLUMN stoker")
+        with pytest.raises(ConfigInvalid, match="use the newer stoker that made it"):
+            migrate(db, schema)
+        asked = db.execute("SELECT max(number) FROM schema_version")
+        assert asked.fetchone() == (len(steps) + 1,)
 
 
 def test_a_schema_is_not_changed_under_a_gateway_that_knows_the_older_one(

@@ -1,11 +1,17 @@
 import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
 from stoker.broker.base import (
     ActionsReply,
     ActionsRequest,
+    Capabilities,
     JournalReply,
     JournalRequest,
     Ledger,
@@ -13,11 +19,15 @@ from stoker.broker.base import (
     RolloutsRequest,
     RolloutSummary,
 )
+from stoker.broker.memory import MemoryLedger
 from stoker.cli import ledger_access
 from stoker.cli.ledger_check import check
+from stoker.cli.main import main
+from stoker.coordinator.record import RunDirectory
 from stoker.model.events import encode_event
 from stoker.model.ids import RolloutId, RunId
 from support.journals import OPEN, ROLLOUT, summary
+from support.records import RECORD
 
 RUN = RunId("run_1")
 
@@ -64,3 +74,32 @@ def test_an_action_that_waits_and_is_gone_breaks_i1() -> None:
     # Its journal admits another rollout than the one the ledger lists it under.
     assert ROLLOUT != "rol_0"
     assert "rol_0: its first entry does not admit it" in checked.problems
+
+
+class Advised(MemoryLedger):
+    async def capabilities(self) -> Capabilities:
+        return replace(await super().capabilities(), advice=("autovacuum is off; set it on",))
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_what_an_engine_advises_is_told_beside_its_counts(
+    as_json: bool,  # noqa: FBT001 - by name
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @asynccontextmanager
+    async def advised(_: RunDirectory) -> AsyncIterator[Ledger]:
+        ledger = Advised()
+        yield ledger
+        await ledger.close()
+
+    monkeypatch.setattr(ledger_access, "ledger_of", advised)
+    run = RunDirectory(tmp_path / "run_1")
+    run.create()
+    run.write_record(RECORD)
+    wanted = ["--json"] if as_json else []
+    assert main(["ledger", "stats", "--run", str(run.path), *wanted]) == 0
+    told = capsys.readouterr()
+    assert told.err == "autovacuum is off; set it on\n"
+    assert not as_json or json.loads(told.out)["commits_total"] > 0

@@ -149,6 +149,7 @@ class StatsReply(msgspec.Struct, frozen=True, kw_only=True, tag="stats_reply"):
     late_total: int
     dead_total: int
     commits_total: int = 0
+    """Of a file since its owner started, as the two below; in PostgreSQL since the beginning."""
     transitions_total: int = 0
     syncs_total: int = 0
     runs: dict[RunId, RunStats] = {}

@@ -8,11 +8,11 @@ from typing import Annotated, TypeVar
 import typer
 from rich.console import Group, RenderableType
 
-from stoker.broker.base import StatsReply
+from stoker.broker.base import Capabilities, StatsReply
 from stoker.broker.client import LedgerClient
 from stoker.cli import ledger_dead
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunOption, RunsOption
-from stoker.cli.output import answers, counted, duration, size, table, write_json
+from stoker.cli.output import answers, counted, duration, remarks, size, table, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.model.ids import RunId
@@ -47,7 +47,9 @@ def stats(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
     """Count what the ledger holds: queues, workers, results, commits.
 
     Queues by worker class with the age of the oldest, living workers with their
-    leases, and totals since the ledger was made.
+    leases, and totals since the ledger was made (of a file, commits, transitions
+    and syncs since its owner started). What would make a PostgreSQL server a
+    better home, such as ending long transactions, is said on stderr.
 
     Examples:
       stoker ledger stats --run run_1a2b
@@ -59,11 +61,17 @@ def stats(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
       2    no such run
       130  interrupted
     """
-    found = _ask(find_run(run, runs), lambda ledger, _: ledger.stats())
+    found, capabilities = _ask(find_run(run, runs), _counted)
     if as_json:
         write_json(found)
     else:
         answers().print(stats_view(found))
+    for advice in capabilities.advice:
+        remarks().print(cell(advice, "yellow"), soft_wrap=True)
+
+
+async def _counted(ledger: LedgerClient, _: RunId) -> tuple[StatsReply, Capabilities]:
+    return await ledger.stats(), await ledger.capabilities()
 
 
 @app.command("check")

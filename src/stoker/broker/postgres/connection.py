@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 from psycopg import Connection
 
+import stoker
 from stoker.broker.postgres.arrays import register
 from stoker.config.secret import Secret
 from stoker.errors import ConfigInvalid, LedgerUnavailable
@@ -31,6 +32,10 @@ _SESSION = {
     "client_encoding": "UTF8",
     "TimeZone": "UTC",
 }
+_DONE = """
+SELECT number, to_jsonb(schema_version) ->> 'stoker' FROM schema_version
+ORDER BY number DESC LIMIT 1"""
+"""Tables of before keep no version of Stoker: as JSON a column may be missing."""
 
 Db = Connection[tuple[Any, ...]]
 
@@ -113,11 +118,13 @@ def migrate(db: Db, schema: str) -> None:
             db.execute(psycopg.sql.SQL("CREATE SCHEMA {}").format(psycopg.sql.Identifier(schema)))
         db.execute("SET LOCAL client_min_messages = warning")
         db.execute("CREATE TABLE IF NOT EXISTS schema_version (number bigint PRIMARY KEY)")
-        [(done,)] = db.execute("SELECT coalesce(max(number), 0) FROM schema_version").fetchall()
+        done, made_by = (db.execute(_DONE).fetchall() or [(0, None)])[0]
         if done > len(known):
+            newer = f"stoker {made_by} or newer" if made_by else "the newer stoker that made it"
             raise ConfigInvalid(
-                f"the ledger in schema {schema!r} has version {done}, this Stoker knows "
-                f"{len(known)}; nothing was changed; use the newer Stoker that made it"
+                f"the ledger in schema {schema!r} has version {done} and this is stoker "
+                f"{stoker.__version__}, which knows {len(known)}; nothing was changed; "
+                f"use {newer}"
             )
         tried = "SELECT pg_try_advisory_xact_lock(%s, %s)"
         if 0 < done < len(known) and not db.execute(tried, (key, _SERVING_LOCK)).fetchall()[0][0]:
@@ -125,9 +132,14 @@ def migrate(db: Db, schema: str) -> None:
                 f"a gateway of an older Stoker serves the ledger in schema {schema!r}, which has "
                 f"version {done} and needs version {len(known)}; nothing was changed; end it first"
             )
+        if done < len(known):
+            db.execute("ALTER TABLE schema_version ADD COLUMN IF NOT EXISTS stoker text")
         for number, script in enumerate(known[done:], start=done + 1):
             db.execute(script)
-            db.execute("INSERT INTO schema_version VALUES (%s)", (number,))
+            db.execute(
+                "INSERT INTO schema_version (number, stoker) VALUES (%s, %s)",
+                (number, stoker.__version__),
+            )
         db.execute("SELECT pg_advisory_lock_shared(%s, %s)", (key, _SERVING_LOCK))
 
 
