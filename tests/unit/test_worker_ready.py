@@ -115,6 +115,7 @@ def test_a_class_that_says_nothing_has_two_of_boxes_that_take_next_to_nothing() 
         "warm": WorkerClassSettings(ready=1),
         "none": WorkerClassSettings(ready=0),
         "unsaid": WorkerClassSettings(),
+        "tickets": WorkerClassSettings(by_ticket=True),
     }
     warm = msgspec.structs.replace(TRUSTED, warm=True)
     guest = msgspec.structs.replace(TRUSTED, isolation=Isolation.QEMU)
@@ -122,7 +123,12 @@ def test_a_class_that_says_nothing_has_two_of_boxes_that_take_next_to_nothing() 
     async def scenario(case: Case) -> None:
         make_ahead(case.boxes, classes)
         waits = []
-        for name, policy in [("unsaid", warm), ("unsaid", guest), ("none", TRUSTED)]:
+        for name, policy in [
+            ("unsaid", warm),
+            ("unsaid", guest),
+            ("none", TRUSTED),
+            ("tickets", TRUSTED),
+        ]:
             await case.ask(policy=policy, name=name)
             waits.append(case.waiting)
         for name in ("said", "unsaid"):
@@ -131,7 +137,7 @@ def test_a_class_that_says_nothing_has_two_of_boxes_that_take_next_to_nothing() 
         await case.ask(policy=warm, name="warm")
         await case.ask(policy=warm, name="warm")
         assert case.boxes.ready.taken == 1, "who asks for warm boxes by number gets them"
-        assert waits == [0, 0, 0, 1, 3]
+        assert waits == [0, 0, 0, 0, 1, 3]
 
     play(scenario)
 

@@ -135,7 +135,7 @@ class WorkerClassSettings(Section):
     ready: Annotated[int, Field(ge=0, le=1_000)] | None = None
     """Boxes that each worker makes ahead and keeps waiting, over all baselines in use; 0: none.
     They take memory; where that is short they go first. Unset: two, of boxes that take next to
-    none (``process`` and ``namespace``, not ``warm``)."""
+    none (``process`` and ``namespace``, not ``warm``), and none ``by_ticket``."""
     ready_idle: Duration = 60.0
     """The boxes of a baseline that nobody asked for so long go."""
     warm: bool = False

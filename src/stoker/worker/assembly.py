@@ -55,11 +55,14 @@ class Ground:
 
 def make_ahead(boxes: Boxes, classes: dict[str, WorkerClassSettings]) -> None:
     """Have ``boxes`` keep as many waiting as the classes ask for, a few where one asks nothing."""
-    boxes.ready.ahead = {
-        name: Ahead(_READY if one.ready is None else one.ready, one.ready_idle, one.ready is None)
-        for name, one in classes.items()
-        if one.ready != 0
-    }
+    ahead = {}
+    for name, one in classes.items():
+        # A queue of the team's own ends its consumers as it likes: what waits would be left behind.
+        unsaid = 0 if one.by_ticket else _READY
+        most = unsaid if one.ready is None else one.ready
+        if most:
+            ahead[name] = Ahead(most, one.ready_idle, light=one.ready is None)
+    boxes.ready.ahead = ahead
 
 
 def policies_of(
