@@ -1,4 +1,4 @@
-"""What only an engine of several gateways can get wrong, and what its server must be."""
+"""What only an engine of several gateways can get wrong."""
 
 import asyncio
 import select
@@ -32,7 +32,7 @@ from stoker.broker.base import (
 )
 from stoker.broker.exchange import Exchange, Pending
 from stoker.broker.memory import MemoryLedger
-from stoker.broker.postgres import books, connection, promises, service
+from stoker.broker.postgres import books, connection, service
 from stoker.broker.postgres.connection import connect, migrate
 from stoker.broker.postgres.service import GatewayService
 from stoker.broker.postgres.sweeper import Sweeper
@@ -216,12 +216,6 @@ def test_a_gateway_that_takes_over_time_knows_what_it_gave_away_meanwhile(
         begin = StartRequest(worker_id=WORKER, held=held(lease))
         assert ask(second, begin).verdicts == (HoldVerdict.OK,)
     assert len(reply.leases) == len(submits)
-
-
-def test_an_older_server_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "SERVER_VERSION_MIN", 990_000)
-    with pytest.raises(ConfigInvalid, match="needs PostgreSQL 15 or newer, this server is"):
-        connect(server().url(), "any")
 
 
 def test_a_schema_of_a_newer_stoker_is_refused_and_untouched(
@@ -436,25 +430,6 @@ def test_a_worker_whose_poll_waits_is_not_dead_because_another_gateway_hears_it(
 def entry(fence: Fence, seq: int, *submits: Action) -> AppendBatch:
     one = Append(rollout_id=ROLLOUT, expected_seq=seq, events=(b"entry",), submits=submits)
     return AppendBatch(run_id=RUN, fence=fence, appends=(one,))
-
-
-def test_long_transactions_and_a_server_without_autovacuum_are_named(
-    schema: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gateway = gateway_service(schema, LedgerLimits())
-    gateway.open(CLOCK.now(), boot_id="", lineage="lin_test")
-    assert not gateway.store.advice()
-    with psycopg.connect(server().url().reveal()) as other:
-        other.execute("SELECT 1")
-        monkeypatch.setattr(promises, "LONG_SECONDS", 0.0)
-        asked = promises.settings_of
-        monkeypatch.setattr(
-            promises, "settings_of", lambda db: asked(db)._replace(autovacuum="off")
-        )
-        long, vacuum = gateway.store.advice()
-    gateway.close()
-    assert "1 transactions have been open" in long
-    assert "set autovacuum = on" in vacuum
 
 
 def test_what_ended_is_vacuumed_without_waiting_for_it(

@@ -130,5 +130,8 @@ def test_the_budget_refuses_a_start_and_drains_a_run(
     assert "200000 bytes of the 150000" in said[0]
     assert "stoker runs prune" in said[0]
     store.put(b"c" * 100_000)  # nothing that is active is refused its content
-    with pytest.raises(ConfigInvalid, match=r"300000 bytes .* nothing was started"):
+    checkpoint = tmp_path / "draft"
+    checkpoint.write_bytes(b"d" * 100_000)
+    store.adopt(checkpoint, "d" * 64)  # as a worker keeps it
+    with pytest.raises(ConfigInvalid, match=r"400000 bytes .* nothing was started"):
         require_room(tmp_path, 150_000)

@@ -219,8 +219,8 @@ class StorageSettings(Section):
     """What runs may leave on the disk."""
 
     artifacts_max: Size | None = None
-    """Bytes of stored content at which a run drains; unset: no budget. Make room with
-    ``stoker runs prune``."""
+    """Bytes of stored content, checkpoints among it, at which a run drains; unset: no budget. Make
+    room with ``stoker runs prune``."""
     url: Annotated[str, Field(pattern=r"^s3://[^/@?#]+(/[^@?#]*)?$")] | None = None
     """``s3://BUCKET/PREFIX``: where checkpoints of environments go as well, so that a worker that
     shares no disk begins with them (``stoker[s3]``). Credentials and region come from the usual

@@ -8,11 +8,17 @@ from stoker.broker.base import Durability
 from stoker.broker.postgres.connection import Db
 from stoker.errors import ConfigInvalid, LedgerUnavailable
 
+# Sessions of other databases hold up no vacuum of this one. Of a session that this user may not
+# look at, only where it is is told.
 _LONG = """
-SELECT count(*), coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8
-FROM pg_stat_activity
-WHERE xact_start < clock_timestamp() - make_interval(secs => %s)
-    AND backend_type = 'client backend' AND pid <> pg_backend_pid()"""
+SELECT count(*) FILTER (WHERE age > %s), coalesce(max(age), 0)::float8,
+    count(*) FILTER (WHERE backend_type IS NULL)
+FROM (
+    SELECT backend_type, extract(epoch FROM clock_timestamp() - xact_start) AS age
+    FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid()
+        AND coalesce(backend_type, 'client backend') = 'client backend'
+) AS session"""
 LONG_SECONDS = 300.0
 """A transaction that is open for longer is named."""
 
@@ -103,11 +109,16 @@ def _missing_standbys(db: Db, named: str) -> str:
 def advice(db: Db) -> tuple[str, ...]:
     """Return what would make this server a better home for a ledger."""
     said: list[str] = []
-    [(long, oldest)] = db.execute(_LONG, (LONG_SECONDS,)).fetchall()
+    [(long, oldest, hidden)] = db.execute(_LONG, (LONG_SECONDS,)).fetchall()
     if long:
         said.append(
-            f"{long} transactions have been open for up to {oldest / 60:.0f} minutes on this "
-            "server: nothing that died since can be vacuumed, and leasing slows down; end them"
+            f"{long} transactions have been open for up to {oldest / 60:.0f} minutes in this "
+            "database: nothing that died since can be vacuumed, and leasing slows down; end them"
+        )
+    if hidden:
+        said.append(
+            f"{hidden} sessions in this database may not be looked at by this user, so long "
+            "transactions of theirs are not told; GRANT pg_read_all_stats to it"
         )
     settings = settings_of(db)
     if settings.standbys.strip() and (missing := _missing_standbys(db, settings.standbys)):
