@@ -96,6 +96,7 @@ def test_i6_quotas_of_a_run_park_and_hold_it_and_leave_the_others_alone(
         assert await h.lease() == []
         runs = (await h.ledger.stats()).runs
         assert (runs[RUN].queued, runs[RUN].leased, runs[RUN].parked) == (3, 2, 3)
+        assert runs[RUN].over_caps == 3
         assert (runs[SECOND].queued, runs[SECOND].leased, runs[SECOND].parked) == (0, 1, 0)
         await h.crash()
         done = [lease.action.action_id for lease in leases if lease.action.run_id == RUN]

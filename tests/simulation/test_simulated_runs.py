@@ -138,6 +138,35 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_others() -> None:
     assert other.digest != first.digest
 
 
+@stoker.rollout(version="1", boxes=0, timeout="30m")
+async def waits(ctx: stoker.Context, _task: stoker.Task) -> float:
+    """Ask once, then wait for a tool."""
+    await ctx.generate(ctx.chat("go"))
+    await ctx.call(["sleep", "60"], effect="pure")
+    return 1.0
+
+
+@pytest.mark.parametrize(("quota", "most"), [(4, 10), (None, 32)])
+def test_b13_admission_holds_while_work_is_parked_over_a_cap(quota: int | None, most: int) -> None:
+    """The quota leaves nothing in the queues, so no queue has an age that would hold.
+
+    The first look, before anything was handed off, raises the target from 8 to 10.
+    """
+    given = settings(
+        ledger={"queued_per_run_max": quota}, admission={"active_start": 8, "active_max": 32}
+    )
+    tasks = [Task(task_id=f"{number:04}", data={}) for number in range(40)]
+    run = simulate_run(waits, tasks, given, Outside(device=DEVICE))
+    assert run.snapshot.outcomes == {"completed": 40}
+    changes = [
+        line
+        for line in map(json.loads, run.log.splitlines())
+        if line["event"] == "admission_changed"
+    ]
+    assert run.snapshot.admission_target == most, changes
+    assert (len(changes) == 1) == (quota is not None)
+
+
 def test_nothing_of_the_machine_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a simulated run reached for the machine")

@@ -97,6 +97,7 @@ def test_it_waits_for_a_change_to_show_and_for_the_target_to_bind() -> None:
         {"memory_short_share": 0.5},
         {"ready": WINDOW // 2},
         {"queue_seconds": {"fast": 0.0, "tests": 5.0}},
+        {"over_caps": 1},
     ],
 )
 def test_a_mark_holds(pressed: dict[str, Any]) -> None:

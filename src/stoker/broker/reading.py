@@ -109,7 +109,9 @@ class RunStats(msgspec.Struct, frozen=True, kw_only=True):
     leased: int = 0
     """In workers' hands, started or not."""
     parked: int = 0
-    """Over a cap or its own quota."""
+    """Over a cap, its own quota or their rollout's limit."""
+    over_caps: int = 0
+    """Those of them that wait for a cap or the quota, so for others to end."""
 
 
 class ServiceStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """What anybody may read: journals, rollouts, actions, dead letters, counters. Changes nothing."""
 
+from collections import Counter
 from collections.abc import Iterable
 from heapq import merge
 
@@ -195,14 +196,16 @@ def _services(books: Books, now: float) -> dict[str, ServiceStats]:
 
 
 def _runs(books: Books) -> dict[RunId, RunStats]:
-    parked = books.parked_runs + books.parked_rollouts
+    over_caps = Counter(books.parked_runs)
     for line, count in books.parked_caps.items():
-        parked[line.run_id] += count
+        over_caps[line.run_id] += count
+    parked = over_caps + books.parked_rollouts
     return {
         run: RunStats(
             queued=books.run_queued[run] - books.run_out[run],
             leased=books.run_out[run],
             parked=parked[run],
+            over_caps=over_caps[run],
         )
         for run in sorted({*books.run_queued, *parked})
     }

@@ -63,6 +63,8 @@ class AdmissionSample(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the window that was unused with nothing ready (``LaneFigures.room_share``)."""
     queue_seconds: dict[str, float] = {}
     """Worker class → age of its oldest queued action."""
+    over_caps: int = 0
+    """Actions of the run that a cap or its quota keeps out of the queues."""
     results_share: float = 0.0
     """Results not yet acknowledged ÷ their cap."""
     kv_share: float | None = None
@@ -303,6 +305,22 @@ def _marks(sample: AdmissionSample) -> list[_Mark]:
                 hold=0.0,
                 lower=1.0,
                 queues=False,
+            )
+        )
+    return marks + _queue_marks(sample)
+
+
+def _queue_marks(sample: AdmissionSample) -> list[_Mark]:
+    """Return those of work that waits for workers."""
+    marks = []
+    if sample.over_caps:  # whoever is admitted now would only wait behind them
+        marks.append(
+            _Mark(
+                what="actions over a cap",
+                value=sample.over_caps,
+                hold=1.0,
+                lower=math.inf,
+                queues=True,
             )
         )
     if sample.queue_seconds:

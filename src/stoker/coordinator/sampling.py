@@ -27,10 +27,12 @@ class AdmissionFeed:
         boxes_reserved: int,
         stats: StatsReply | None,
         memory_short_share: float = 0.0,
+        over_caps: int = 0,
     ) -> AdmissionChange | None:
         """Tell admission how things are; return what it changed, if anything.
 
-        ``memory_short_share``: workers that take on no more boxes for want of memory ÷ workers.
+        ``memory_short_share``: workers that take on no more boxes for want of memory ÷ workers;
+        ``over_caps``: actions of this run that the ledger has parked over a cap.
         """
         lane = self._lane.figures(self._totals)
         self._totals = self._lane.totals()
@@ -55,6 +57,7 @@ class AdmissionFeed:
                 preempted_share=0.0 if limits else lane.preemptions / max(1, lane.calls),
                 boxes_reserved=boxes_reserved,
                 memory_short_share=memory_short_share,
+                over_caps=over_caps,
                 service_seconds=lane.service_seconds,
                 think_seconds=think,
                 queued_seconds=queued,

@@ -8,7 +8,7 @@ raises is told nothing more.
 import asyncio
 from contextlib import suppress
 
-from stoker.broker.base import StatsReply
+from stoker.broker.base import RunStats, StatsReply
 from stoker.config.tree import Settings
 from stoker.coordinator.coordinator import Coordinator
 from stoker.coordinator.exporting import Exporter
@@ -109,11 +109,14 @@ class Telling:
         self._unused.look(active.values(), more=self._coordinator.left > len(active))
 
     def _admit(self) -> None:
+        runs = self._stats.runs if self._stats else {}
+        mine = runs.get(self._coordinator.parts.plan.run_id, RunStats())
         change = self._feed.sample(
             active=len(self._coordinator.flow.active),
             boxes_reserved=self._coordinator.boxes_reserved,
             stats=self._stats,
             memory_short_share=self._memory_short,
+            over_caps=mine.over_caps,
         )
         if change is not None:
             self._log.event(
