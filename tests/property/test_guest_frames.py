@@ -16,9 +16,11 @@ from stoker.sandbox.guest.wire import (
     BODY_BYTES_MAX,
     DOOR_FIRST,
     HEADER_BYTES_MAX,
+    WINDOW_BYTES,
     Frames,
     frame,
 )
+from stoker.sandbox.vm import link as links
 from stoker.sandbox.vm import streams
 from stoker.sandbox.vm.link import GuestLink, GuestLost, Order
 from support.guests import ENDED
@@ -175,3 +177,61 @@ def test_frames_come_as_they_were_sent_however_they_are_cut(
         got += [(json.loads(h)["text"], body) for h, body in frames.feed(whole[:cut])]
         whole = whole[cut:]
     assert got == sent
+
+
+def test_a_guest_that_speaks_and_does_not_read_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it is told that it was heard would be kept for it without end."""
+    monkeypatch.setattr(links, "_UNREAD_BYTES_MAX", 64 * 1024)
+
+    def ended() -> int:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        return ours.detach()
+
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        link = GuestLink(ours)
+        running = asyncio.ensure_future(link.run(ORDER, b"", connect=ended))
+        await asyncio.sleep(0)
+        with theirs:
+            theirs.sendall(frame("connected", stream=DOOR_FIRST))
+            for _ in range(20_000):
+                if link.lost:
+                    break
+                theirs.sendall(frame("channel", b"x", stream=DOOR_FIRST))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+            try:
+                with pytest.raises(GuestLost, match="does not read"):
+                    async with asyncio.timeout(1):
+                        await running
+            finally:
+                link.close()
+
+    asyncio.run(body())
+
+
+def test_a_full_window_of_which_nothing_was_taken_is_no_end() -> None:
+    async def body() -> None:
+        ours, theirs = socket.socketpair()
+        sent: list[bytes] = []
+        empty = len(frame("input", stream=DOOR_FIRST))
+        relay = streams.Relay(sent.append, DOOR_FIRST, ours.detach())
+        with theirs:
+            theirs.setblocking(False)
+            relay.begin()
+            sending = asyncio.ensure_future(
+                asyncio.get_running_loop().sock_sendall(theirs, bytes(WINDOW_BYTES + 1))
+            )
+            async with asyncio.timeout(20):
+                while sum(len(one) - empty for one in sent) < WINDOW_BYTES:
+                    await asyncio.sleep(0)
+            before = len(sent)
+            relay.taken(0)
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert len(sent) == before, sent[before:]
+            relay.close()
+            await asyncio.gather(sending, return_exceptions=True)
+
+    asyncio.run(body())

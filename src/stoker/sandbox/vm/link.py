@@ -25,6 +25,9 @@ from stoker.sandbox.vm.streams import Answer, Connect, Relay, Running
 
 _READ_BYTES = 256 * 1024
 _SENDING_BYTES_MAX = 1024 * 1024
+_UNREAD_BYTES_MAX = 48 * 1024 * 1024
+"""Twice the windows of all streams, and an order: more waits only for a guest that speaks and does
+not read, as each of its frames has an answer."""
 _FILES_SECONDS = 60.0
 _GRACE_SECONDS = 15.0
 """Past its timeout an action's end must be told by then; a busy host's guest may be late."""
@@ -288,6 +291,8 @@ class GuestLink:
             return
         self._sending += data
         self._writable()
+        if len(self._sending) > _UNREAD_BYTES_MAX:
+            self._break("it does not read what it is told")
 
     async def _sent(self, data: bytes) -> None:
         self._send(data)

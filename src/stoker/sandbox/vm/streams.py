@@ -50,7 +50,9 @@ class Relay:
         if count > self._untaken:
             raise ValueError("more was taken than was sent")
         self._untaken -= count
-        if self._end.fileno() >= 0 and not self._said_all:
+        # A full window again: to read nothing would look like the end.
+        room = self._untaken < WINDOW_BYTES
+        if room and self._end.fileno() >= 0 and not self._said_all:
             self._loop.add_reader(self._end.fileno(), self._readable)
 
     def put(self, body: bytes) -> None:
