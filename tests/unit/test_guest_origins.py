@@ -128,3 +128,16 @@ def test_what_nobody_waits_for_any_more_is_kept_idle_or_ended_with_the_rest() ->
         assert not any(map(is_open, making.made))
 
     run(body)
+
+
+def test_one_that_is_being_forked_as_all_are_let_go_of_is_closed_when_that_is_over() -> None:
+    async def body() -> None:
+        origins, making = Origins(), Making()
+        held = [await origins.take(KINDS[0], making) for _ in range(2)]
+        await origins.close()
+        origins.give(held[0])
+        assert is_open(making.made[0])
+        origins.give(held[1])
+        assert not is_open(making.made[0])
+
+    run(body)

@@ -35,6 +35,8 @@ class Held:
     def __init__(self, making: "asyncio.Future[Origin]") -> None:
         self.making = making
         self.users = 0
+        self.left = False
+        """Its backend was closed: whoever uses it last closes it."""
 
     @property
     def origin(self) -> Origin:
@@ -82,6 +84,8 @@ class Origins:
     def give(self, held: Held) -> None:
         """Use it no more."""
         held.users -= 1
+        if held.left and not held.users:
+            held.origin.close()
         for kind in [kind for kind, other in self._held.items() if other is held]:
             self._held[kind] = self._held.pop(kind)
         self._trim()
@@ -101,13 +105,16 @@ class Origins:
             self._held.pop(kind).origin.close()
 
     async def close(self) -> None:
-        """Let go of all of them; no box is made meanwhile."""
+        """Let go of all of them: of one that is being forked as that is over."""
         held, self._held = list(self._held.values()), {}
         for one in held:
             one.making.cancel()
         await asyncio.gather(*(one.making for one in held), return_exceptions=True)
         for one in held:
-            if not _failed(one.making):
+            if _failed(one.making):
+                continue
+            one.left = True
+            if not one.users:
                 one.origin.close()
 
 
