@@ -86,3 +86,17 @@ def test_a_host_that_gives_nothing_is_a_failure(
 ) -> None:
     offered += [MISSING]
     assert main(["doctor"]) == 1
+
+
+def test_what_an_engine_says_at_length_is_cut_and_where_the_rest_is_is_said(
+    offered: list[BoxOffer], capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "a guest could not be run: " + "monitor agent: build microVM: " * 20
+    offered += [GIVEN, msgspec.structs.replace(MISSING, missing=why)]
+    assert main(["doctor"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "not available: a guest could not be run: monitor agent: build microVM:" in told
+    assert "… (all of it with --json)" in told
+    assert told.count("monitor agent") < 6
+    assert main(["doctor", "--json"]) == 0
+    assert why in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from stoker.sandbox.trials import DoctorReport
 
 EXIT_NOTHING_AVAILABLE = 1
+_WHY_CHARACTERS = 160
+"""What an engine of somebody else's says goes on for lines."""
 _STYLES = {"enforced": "green", "best effort": "yellow", "absent": "red"}
 
 
@@ -81,7 +84,8 @@ def _show(report: "DoctorReport", *, fix: bool) -> None:
 def _heading(offer: BoxOffer) -> Text:
     name = f"{offer.isolation} (rung {offer.rung})"
     if not offer.available:
-        return Text.assemble((name, "bold red"), cell(f"  not available: {offer.missing}"))
+        why = shorten(offer.missing, _WHY_CHARACTERS, placeholder=" … (all of it with --json)")
+        return Text.assemble((name, "bold red"), cell(f"  not available: {why}"))
     kernel = "shares the host's kernel" if offer.shared_kernel else "has its own kernel"
     return Text.assemble((name, "bold green"), f"  available, {kernel}")
 
