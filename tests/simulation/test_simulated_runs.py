@@ -31,6 +31,7 @@ from stoker.testing.simulator.whereabouts import HELD_FOR_KV, QUEUED, RUNNING
 from stoker.testing.simulator.world import simulate
 from stoker.testing.trace_program import trace
 from stoker.worker.hands import Hands
+from stoker.worker.tools import Tools
 
 DEVICE = SimProfile(policy="scripted:none", a=0.25, c=0.02, window=16, tokens_per_turn=1)
 SHAPE = Shape(prompt=(1, 1), turns=(6, 6), sampled=(1, 1), observed=(1, 1))
@@ -274,6 +275,37 @@ def test_a_part_that_breaks_ends_the_simulation_with_that_error(
     monkeypatch.setattr(part, method, broken)
     with pytest.raises(ArithmeticError, match="no such number"):
         simulated(3)
+
+
+@stoker.rollout(version="1", boxes=0, timeout="20m")
+async def straggles(ctx: stoker.Context, _task: stoker.Task) -> float:
+    """Have the first of each group end long before the others."""
+    await ctx.generate(ctx.chat("go"))
+    await ctx.call(["sleep", "1" if ctx.index == 0 else "500"], effect="pure")
+    return 1.0
+
+
+def test_a_run_that_is_over_leaves_nothing_at_workers_and_ledger_it_may_share() -> None:
+    boxes = simulated(20)  # of which the last ones are closed as the run ends
+    assert (len(boxes.outcomes), boxes.left_behind) == (20, 0)
+    tasks = [Task(task_id=str(number), data={}) for number in range(10)]
+    given = settings(admission=all_at_once(50), run={"group_size": 1, "spare": 4})
+    cut = simulate_run(straggles, tasks, given, Outside(device=DEVICE))
+    assert cut.snapshot.outcomes == {OutcomeKind.COMPLETED: 10, OutcomeKind.CANCELLED: 40}
+    assert cut.left_behind == 0, "tools of stragglers hold slots for minutes after their run"
+
+
+def test_what_a_run_leaves_behind_holds_its_end_up_for_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def hangs(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    before = simulated(1)
+    monkeypatch.setattr(Tools, "_close", hangs)
+    run = simulated(1)
+    assert (len(run.outcomes), run.left_behind) == (1, 1)
+    assert run.seconds == pytest.approx(before.seconds + 5.0, abs=0.1)
 
 
 def test_a_run_that_does_not_end_is_stopped_where_asked() -> None:

@@ -43,6 +43,10 @@ class Appender:
         self.refused: Callable[[RolloutId, ActionId], None] = lambda _rollout, _action: None
         """Told of a submit under a key that another action has (I7): nothing will answer it."""
         self.failure: asyncio.Future[StokerError] = asyncio.get_running_loop().create_future()
+        self._unsettled: set[ActionId] = set()
+        self.settled = asyncio.Event()
+        """Set while every action that was submitted here is acknowledged."""
+        self.settled.set()
         self._task = asyncio.create_task(self._run(), name="appender")
 
     def append(self, append: Append) -> asyncio.Future[AppendReply]:
@@ -55,10 +59,20 @@ class Appender:
         if self.failure.done():
             future.set_exception(self.failure.result())
             return future
+        self._settle(append)
         self._queue.append((append, future))
         self._latest = future
         self._wake.set()
         return future
+
+    def _settle(self, append: Append) -> None:
+        """Note what is handed out and what is taken back; an append may do both with one."""
+        self._unsettled.update(action.action_id for action in append.submits)
+        self._unsettled.difference_update(append.acknowledges)
+        if self._unsettled:
+            self.settled.clear()
+        else:
+            self.settled.set()
 
     async def flush(self) -> None:
         """Return once everything queued so far is committed; what is queued later is not waited

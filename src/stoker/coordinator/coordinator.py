@@ -43,6 +43,8 @@ SETTLED = declare("coordinator.settled", "every outcome is on disk; workers stil
 _EVENTS_WAIT_SECONDS = 30.0
 _ADMIT_SECONDS = 0.1
 _LOOK_SECONDS = 0.25
+_WIND_UP_SECONDS = 5.0
+"""For so long, at most, a run that is over waits for what its rollouts left behind."""
 _ENDED_AT_ONCE = 256
 """Rollouts ended without having begun between two flushes: the appender's queue stays short."""
 
@@ -130,7 +132,7 @@ class Coordinator:
     # --- admission ---------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Carry every rollout to its outcome, then wait for the trainer to leave."""
+        """Carry every rollout to its outcome, wait for the trainer to leave, and wind up."""
         if self.parts.feed is None:
             await self._admit()
         else:
@@ -138,6 +140,21 @@ class Coordinator:
             await self._admit()
             self.parts.feed.no_more()
             await self.parts.feed.left.wait()
+        await self._wind_up()
+
+    async def _wind_up(self) -> None:
+        """Wait a while until what rollouts left behind has ended and is acknowledged.
+
+        Workers and ledger may be others' as well: a tool that is not withdrawn would hold a slot
+        until its deadline, and a result that nobody takes would count against the cap of all runs.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WIND_UP_SECONDS):
+                while self._background or not self.parts.appender.settled.is_set():
+                    if self._background:
+                        await asyncio.wait(self._background)
+                    else:
+                        await self.parts.appender.settled.wait()
 
     async def _admit(self) -> None:
         self._waiting = self.parts.plan.rollouts(self.reviver.known)

@@ -106,6 +106,8 @@ class SimulatedRun(msgspec.Struct, frozen=True, kw_only=True):
     timeline: tuple[Moment, ...]
     log: str
     """The coordinator's log."""
+    left_behind: int
+    """Actions the ledger still has: without an end, or with a result that nobody took."""
 
     @property
     def digest(self) -> str:
@@ -271,7 +273,13 @@ class _Run:
             snapshot=snapshot,
             timeline=tuple(self._moments),
             log=self._lines.getvalue(),
+            left_behind=await self._left_behind(),
         )
+
+    async def _left_behind(self) -> int:
+        stats = await self._owner.stats()
+        going = (c.queued + c.leased + c.started + c.parked for c in stats.classes.values())
+        return stats.unacknowledged + sum(going)
 
 
 class _Model(SimModel):
