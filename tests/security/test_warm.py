@@ -106,6 +106,13 @@ SAME = {
         ("python", "-c", "f = open('left.txt', 'w')\nf.write('unflushed')"),
         ("python", "-c", "print(open('left.txt').read())"),
         ("python", "-c", "import beside_me\nprint('end')"),
+        (
+            "python", "-c",
+            (
+                "import json, sys\ndel sys.modules['json'], sys.modules['codecs']\n"
+                "import json, beside_me\nprint('end')"
+            ),
+        ),
         ("python", "-c", "import sys\nsys.stdout.write('x')\nsys.stdout = None"),
         ("python", "-c", "import sys\nsys.stdout.close()"),
         ("python", "-c", "raise KeyboardInterrupt"),
@@ -171,8 +178,13 @@ SAME = {
 }  # fmt: skip
 
 
-async def result_of(box: LocalBox, argv: tuple[str, ...], seconds: float = PATIENCE) -> RunResult:
-    request = RunRequest(argv=argv, stdin="é\r\n\0z".encode())
+INPUT = "é\r\n\0z".encode()
+
+
+async def result_of(
+    box: LocalBox, argv: tuple[str, ...], seconds: float = PATIENCE, stdin: bytes = INPUT
+) -> RunResult:
+    request = RunRequest(argv=argv, stdin=stdin)
     return (await box.run(request, timeout_seconds=seconds)).result
 
 
@@ -206,8 +218,9 @@ def test_a_forked_program_is_what_a_fresh_one_is(
         for box in (warm, fresh):
             await box.write_files(FILES)
         for argv in SAME[kind]:
-            expected = await result_of(fresh, argv)
-            assert await result_of(warm, argv) == expected, argv
+            for given in (INPUT, b"") if kind == "streams" else (INPUT,):
+                expected = await result_of(fresh, argv, stdin=given)
+                assert await result_of(warm, argv, stdin=given) == expected, (argv, given)
         assert warm.server is not None
         assert not warm.server.dead
         assert fresh.server is None

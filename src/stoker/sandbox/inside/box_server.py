@@ -340,8 +340,8 @@ def _read_only(source: str, target: str) -> None:
     _mount(None, target, None, _MS["bind"] | _MS["remount"] | kept)
 
 
-def main() -> "tuple[object, dict[str, object]]":
-    """Serve; returns in the process of an action only, with what it is to run."""
+def main() -> "tuple[object, dict[str, object], frozenset[str]]":
+    """Serve; returns in an action's process only: what it is to run, and which modules it has."""
     os.closerange(_FILTER + 1, 4096)
     for descriptor in (_SOCKET, _FILTER):
         os.set_inheritable(descriptor, False)
@@ -350,6 +350,7 @@ def main() -> "tuple[object, dict[str, object]]":
     without = stoker_program.load_ahead([name for name in sys.argv[2].split(",") if name])
     server.harden()
     stoker_program.open_streams()
+    ours = stoker_program.names_of_modules()
     gc.collect()
     gc.freeze()
     action = server.next_action(without)
@@ -364,14 +365,13 @@ def main() -> "tuple[object, dict[str, object]]":
         action.failed(error)
     action.ready()
     assert found is not None
-    return found  # type: ignore[no-any-return]
+    return *found, ours
 
 
 if __name__ == "__main__":
     # A program may have ones of these names.
     del sys.path[0], sys.modules["stoker_program"], sys.modules["way_out"]
-    _code, _globals = main()
-    _ours = frozenset(sys.modules)
+    _code, _globals, _ours = main()
     _ended: BaseException | None = None
     try:
         exec(_code, _globals)  # type: ignore[arg-type]  # noqa: S102 - the box's program, in its box
