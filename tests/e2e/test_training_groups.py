@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,11 @@ import stoker
 from stoker.coordinator.group_keeper import GroupKeeper
 from stoker.coordinator.groups import STRAGGLER
 from stoker.coordinator.request import Changed
-from stoker.coordinator.view import RunSnapshot
 from stoker.errors import DeliveryUnknown, GroupMixed, StateRefused
 from stoker.training.groups import Group
 from support.command import wait_until_quiet
 from support.postgres import drop_schema, fresh_schema, server
-from support.training import Engine, lay_out, model_of, request
+from support.training import Engine, Looks, lay_out, model_of, request
 
 SECONDS = 60
 
@@ -105,30 +104,6 @@ def test_what_is_not_committed_comes_again_in_the_order_it_was_handed_out(place:
 
     left = asyncio.run(first())
     asyncio.run(second(left))
-
-
-class Looks:
-    """Snapshots of a run as they come."""
-
-    def __init__(self) -> None:
-        self.all: list[RunSnapshot] = []
-        self._news = asyncio.Event()
-
-    def __call__(self, snapshot: RunSnapshot) -> None:
-        self.all.append(snapshot)
-        self._news.set()
-
-    async def until(self, good: Callable[[RunSnapshot], bool], *, looks: int = 1) -> RunSnapshot:
-        """Wait until ``looks`` snapshots in a row are ``good`` and alike in what has ended."""
-        begin = len(self.all)
-        async with asyncio.timeout(SECONDS):
-            while True:
-                last = self.all[begin:][-looks:]
-                alike = {sum(one.outcomes.values()) for one in last}
-                if len(last) == looks and all(map(good, last)) and len(alike) == 1:
-                    return last[-1]
-                self._news.clear()
-                await self._news.wait()
 
 
 def test_a_trainer_that_pauses_bounds_what_is_begun_and_goes_on_when_it_reads(place: Path) -> None:

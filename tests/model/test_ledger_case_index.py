@@ -58,7 +58,7 @@ INDEX = {
         "test_b16_only_what_an_external_start_promises_is_synced",
     ),
     "B18": ("test_b18_one_poison_among_innocents_costs_them_no_attempt",) * 2,
-    "B19": ("test_b19_cancel_release_and_acknowledge_pass_every_cap",) * 2,
+    "B19": ("test_b19_results_are_applied_one_by_one_while_the_lane_is_paused",) * 2,
 }
 LEASE = LedgerLimits().lease_seconds
 

@@ -2,11 +2,12 @@
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import stoker
 from stoker.coordinator.request import RunRequest
+from stoker.coordinator.view import RunSnapshot
 from stoker.model.generation import GenerateRequest, Generation, VersionSpan, pack_tokens
 from stoker.model.ids import RunId
 
@@ -83,6 +84,30 @@ class Engine:
     async def _tell(self) -> None:
         async with self.news:
             self.news.notify_all()
+
+
+class Looks:
+    """Snapshots of a run as they come."""
+
+    def __init__(self) -> None:
+        self.all: list[RunSnapshot] = []
+        self._news = asyncio.Event()
+
+    def __call__(self, snapshot: RunSnapshot) -> None:
+        self.all.append(snapshot)
+        self._news.set()
+
+    async def until(self, good: Callable[[RunSnapshot], bool], *, looks: int = 1) -> RunSnapshot:
+        """Wait until ``looks`` snapshots in a row are ``good`` and alike in what has ended."""
+        begin = len(self.all)
+        async with asyncio.timeout(60):
+            while True:
+                last = self.all[begin:][-looks:]
+                alike = {sum(one.outcomes.values()) for one in last}
+                if len(last) == looks and all(map(good, last)) and len(alike) == 1:
+                    return last[-1]
+                self._news.clear()
+                await self._news.wait()
 
 
 def lay_out(folder: Path, tasks: Iterable[str], **data: object) -> None:
