@@ -92,6 +92,30 @@ def test_a_group_is_committed_or_comes_again_never_both(commit_first: bool) -> N
     with_ledger(main)
 
 
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_group_that_is_being_committed_does_not_come_again(cancelled: bool) -> None:  # noqa: FBT001 - a case
+    async def main(ledger: MemoryLedger) -> None:
+        feed = await feed_of(ledger, A, B)
+        assert [await feed.take() for _ in range(2)] == [(A, 1), (B, 1)]
+        committing = asyncio.create_task(feed.commit(A, 1))
+        await asyncio.sleep(0)  # it is on its way to the ledger …
+        if cancelled:
+            committing.cancel()
+        feed.again()  # … as a reader begins anew
+        assert await feed.take() == (B, 2)
+        assert await feed.take() is None
+        await asyncio.wait({committing})
+        assert committing.cancelled() is cancelled
+        await feed.commit(A, 1)  # told once more: it was done
+        feed.again()
+        assert await feed.take() == (B, 3)
+        assert await feed.take() is None
+        with pytest.raises(KeyError):
+            feed.members(A)  # nothing of it is kept any more
+
+    with_ledger(main)
+
+
 def test_a_journal_longer_than_one_read_is_read_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery_log, "_READ_MAX", 3)
 

@@ -5,6 +5,7 @@ fences the trainer before; listings of rollouts do not see it.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import Self
 
 from stoker.broker.base import (
@@ -83,8 +84,10 @@ class DeliveryLog:
                 "backup? Use a state saved before that, or begin another run"
             )
 
-    async def append(self, event: DeliveryEvent) -> None:
-        """Write ``event`` and take it into the book.
+    async def append(self, event: DeliveryEvent, ended: Callable[[], None] = lambda: None) -> None:
+        """Write ``event`` and take it into the book; ``ended`` is called when that is over.
+
+        However it ended, and also where whoever waits here was cancelled.
 
         Raises:
             LedgerFenced: another coordinator has taken the run over; nothing was written.
@@ -96,6 +99,7 @@ class DeliveryLog:
         writing = asyncio.create_task(self._append(event))
         self._writing.add(writing)
         writing.add_done_callback(self._writing.discard)
+        writing.add_done_callback(lambda _: ended())
         await asyncio.shield(writing)
 
     async def _append(self, event: DeliveryEvent) -> None:

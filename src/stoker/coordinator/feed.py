@@ -49,6 +49,8 @@ class GroupFeed:
         self._taking = asyncio.Lock()
         self._handing: GroupId | None = None
         """Being written as handed out."""
+        self._committing: set[GroupId] = set()
+        """Being written as committed: they do not come again meanwhile."""
         self._over = False
         self._failure: BaseException | None = None
         self.ready = asyncio.Event()
@@ -127,7 +129,8 @@ class GroupFeed:
 
     def again(self) -> None:
         """Queue what was handed out and not committed once more, before everything else."""
-        self._unread = dict.fromkeys([*self._book.open, *self._unread])
+        left = [group for group in self._book.open if group not in self._committing]
+        self._unread = dict.fromkeys([*left, *self._unread])
 
     async def take(self) -> tuple[GroupId, int] | None:
         """Wait for the next group and hand it out; return it with the number of the hand-out.
@@ -169,6 +172,8 @@ class GroupFeed:
 
         Raises:
             DeliveryUnknown: it is no hand-out that can be answered now.
+
+        **Durability:** on disk when this returns. **Cancellation:** it is committed all the same.
         """
         book = self._book
         if group in book.committed and book.handed.get(group) == number:
@@ -185,8 +190,14 @@ class GroupFeed:
                 + "; nothing was changed; commit what groups() gave last"
             )
         self._unread.pop(group, None)  # ``again`` may have queued it
-        await self._log.append(Committed(group_id=group, number=number))
-        self._groups.forget(group)
+        self._committing.add(group)
+        event = Committed(group_id=group, number=number)
+        await self._log.append(event, lambda: self._commit_ended(group))
+
+    def _commit_ended(self, group: GroupId) -> None:
+        self._committing.discard(group)
+        if group in self._book.committed:
+            self._groups.forget(group)
 
     def state(self) -> TrainingState:
         """Return where the trainer stands."""
