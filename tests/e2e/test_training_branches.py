@@ -161,3 +161,26 @@ def test_a_living_run_takes_branches_in_and_its_trainer_gets_their_group(place: 
         assert {one.group_id for one in again} == {planned.group_id, ours.group_id}
 
     asyncio.run(trainer())
+
+
+def test_branches_are_taken_in_while_a_trainer_that_has_every_group_stays(place: Path) -> None:
+    lay_out(place, ["a"], turns=2)
+    engine = Engine(gated=True)
+
+    async def trainer() -> None:
+        asked = request(place)
+        async with asyncio.timeout(SECONDS), stoker.start_run(asked, model=model_of(engine)) as run:
+            await second_turn(engine)
+            engine.gates[(await engine.until(1))[0]].set()
+            (planned,) = [group async for group in run.groups()]
+            await run.commit(planned)
+            made = await branched(place, run, "a", "--at-step", "1")
+            engine.gates[(await engine.until(1))[0]].set()
+            (ours,) = [group async for group in run.groups()]
+            assert [one.rollout_id for one in ours.rollouts] == made["rollouts"]
+            assert ours.parent == planned.rollouts[0].rollout_id
+            await run.commit(ours)
+        assert run.report is not None
+        assert not run.report.resumable
+
+    asyncio.run(trainer())

@@ -132,15 +132,37 @@ class Coordinator:
     # --- admission ---------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        """Carry every rollout to its outcome, wait for the trainer to leave, and wind up."""
-        if self.parts.feed is None:
+        """Carry every rollout to its outcome, until the trainer leaves if there is one; wind up."""
+        self._waiting = self.parts.plan.rollouts(self.reviver.known)
+        self._next = next(self._waiting, None)
+        feed = self.parts.feed
+        if feed is None:
             await self._admit()
         else:
-            self.parts.feed.taken = self._wake.set
+            feed.taken = self._wake.set
             await self._admit()
-            self.parts.feed.no_more()
-            await self.parts.feed.left.wait()
+            feed.no_more()
+            while await self._branches_asked_before(feed.left):
+                feed.more()
+                await self._admit()
+                feed.no_more()
         await self._wind_up()
+
+    async def _branches_asked_before(self, left: asyncio.Event) -> bool:
+        """Wait until there are branches to begin, or the trainer has left; return which."""
+        while not left.is_set():
+            if not self._draining:
+                await self.look_for_branches()
+                if self.branches.waiting:
+                    return True
+            with suppress(TimeoutError):
+                await asyncio.wait_for(left.wait(), _LOOK_SECONDS)
+        return False
+
+    @property
+    def _draining(self) -> bool:
+        """Whether nothing new begins any more."""
+        return self.parts.stop.draining or bool(self.parts.budget.held)
 
     async def _wind_up(self) -> None:
         """Wait a while until what rollouts left behind has ended and is acknowledged.
@@ -157,11 +179,9 @@ class Coordinator:
                         await self.parts.appender.settled.wait()
 
     async def _admit(self) -> None:
-        self._waiting = self.parts.plan.rollouts(self.reviver.known)
-        self._next = next(self._waiting, None)
         while True:
             self.keeper.spend(self.parts.clock.monotonic())
-            draining = self.parts.stop.draining or bool(self.parts.budget.held)
+            draining = self._draining
             if self._all_end_as is not None:
                 await self._end_waiting(self._all_end_as)
             elif not draining:

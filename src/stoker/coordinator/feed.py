@@ -93,6 +93,10 @@ class GroupFeed:
         self._over = True
         self._news.set()
 
+    def more(self) -> None:
+        """Say that there will be more groups after all; nobody can have waited meanwhile."""
+        self._over = False
+
     def failed(self, error: BaseException) -> None:
         """Say that the run has ended with ``error``; whoever waits for a group gets it."""
         self._failure = error
