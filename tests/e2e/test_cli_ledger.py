@@ -13,10 +13,13 @@ from typing import Any
 import pytest
 
 from stoker.broker.client import owner_pid
+from stoker.coordinator import branch_requests, cancelling
+from stoker.coordinator.branch_requests import BranchRequest
+from stoker.coordinator.branching import Point
 from stoker.coordinator.partition import WHOLE
 from stoker.coordinator.record import RunDirectory, RunRecord
 from stoker.coordinator.sharing import Part
-from stoker.model.ids import RunId
+from stoker.model.ids import RolloutId, RunId
 from support.command import (
     SECONDS_MAX,
     STOKER,
@@ -95,6 +98,19 @@ def living(place: Path) -> Iterator[Path]:
     wait_until_quiet(place)
 
 
+def ask_for_others(run: RunDirectory) -> list[Path]:
+    """Ask for an end and a branch of rollouts that the run does not have; return the requests."""
+    other = RolloutId("rol_other")
+    cancelling.ask(run, cancelling.CancelRequest(rollout_id=other, reason="enough"))
+    point = Point(step=1, last=1)
+    request = BranchRequest(parent=other, task_id="other", point=point, first=0, count=1)
+    with branch_requests.asking(run):
+        branch_requests.ask(run, request)
+    found = [path for name in ("cancels", "branches") for path in (run.path / name).glob("*.json")]
+    assert len(found) == 2
+    return found
+
+
 def test_a_living_run_is_checked_and_backed_up_and_its_backup_finishes(
     living: Path, place: Path
 ) -> None:
@@ -102,6 +118,7 @@ def test_a_living_run_is_checked_and_backed_up_and_its_backup_finishes(
     checked = document(stoker(place, "ledger", "check", "--run", living.name, "--json"))
     assert (checked["rollouts"], checked["artifacts"], checked["problems"]) == (1, 1, [])
     assert checked["artifact_bytes"] > LARGE
+    asked = ask_for_others(RunDirectory(living))
     wrote = document(stoker(place, "ledger", "backup", "b.tar", "--run", living.name, "--json"))
     assert (wrote["artifacts"], wrote["lineage"]) == (1, checked["lineage"])
     again = stoker(place, "ledger", "backup", "b.tar", "--run", living.name)
@@ -111,6 +128,9 @@ def test_a_living_run_is_checked_and_backed_up_and_its_backup_finishes(
 
     made = document(stoker(place, "ledger", "restore", "b.tar", "other/run", "--json"))
     assert made["copied_from"] == checked["lineage"] != made["lineage"]
+    for request in asked:
+        there = place / "other/run" / request.relative_to(living)
+        assert there.read_bytes() == request.read_bytes(), "what was asked is asked of it as well"
     taken = stoker(place, "ledger", "restore", "b.tar", "other/run")
     assert (taken.code, "not empty" in taken.err) == (2, True)
     (place / "go").write_text("")

@@ -1,9 +1,10 @@
 """Backups of a run: one tar file that holds everything a resume needs, and the way back.
 
-In it: ``backup.json`` (what it is, with digests), the run's own small files, ``ledger/ledger.db``
-(a marked copy) and every artifact, since journals name large values by digest alone. Artifacts are
-added after the database was copied, and each was on disk before anything named it, so none that the
-copy names is missing. Not in it: program, model, logs, workers' homes.
+In it: ``backup.json`` (what it is, with digests), the run's own small files, what was asked of it
+from outside (``cancels``, ``branches``), ``ledger/ledger.db`` (a marked copy) and every artifact,
+since journals name large values by digest alone. Artifacts are added after the database was copied,
+and each was on disk before anything named it, so none that the copy names is missing. Not in it:
+program, model, logs, workers' homes.
 """
 
 import io
@@ -36,10 +37,12 @@ RESTORE_WRITE = declare(
     "restore.write", "a file of a backup is about to be written back", "disk_full"
 )
 
-FORMAT = 1
+FORMAT = 2
+"""2: with requests."""
 _CONTENTS = "backup.json"
 _LEDGER = f"ledger/{DATABASE}"
 _SMALL = ("run.json", "tasks.jsonl", "settings.json")
+_REQUESTS = re.compile(r"(?:cancels/cnl|branches/brn)_[0-9a-f]{12}\.json")
 _ARTIFACT = re.compile(r"artifacts/([0-9a-f]{2})/([0-9a-f]{62})")
 _CHUNK = 1024 * 1024
 
@@ -104,9 +107,10 @@ def _require_new(file: Path) -> None:
 
 async def _back_up(run: RunDirectory, file: Path, draft: Path) -> BackedUp:
     database = draft / DATABASE
+    small = {name: run.path / name for name in _SMALL if (run.path / name).is_file()}
+    small |= _requests(run.path)  # before the ledger: it has all that they name
     await copy_database(run.ledger, database)
     facts = mark(database)
-    small = {name: run.path / name for name in _SMALL if (run.path / name).is_file()}
     members = {**small, _LEDGER: database}
     contents = Contents(
         format=FORMAT,
@@ -209,7 +213,8 @@ def _unpacked(tar: tarfile.TarFile, file: Path, place: Path) -> tuple[Contents, 
             continue
         artifact = _ARTIFACT.fullmatch(member.name)
         expected = "".join(artifact.groups()) if artifact else contents.files.get(member.name, "")
-        if not artifact and member.name not in (*_SMALL, _LEDGER):
+        known = member.name in {*_SMALL, _LEDGER} or _REQUESTS.fullmatch(member.name)
+        if not artifact and not known:
             raise BackupInvalid(f"{file} holds {member.name!r}, which no backup has; {_NOTHING}")
         if _write(source, place / member.name) != expected:
             raise BackupInvalid(f"{member.name} of {file} is damaged; {_NOTHING}; use another one")
@@ -236,6 +241,12 @@ def _contents(source: IO[bytes], name: str, file: Path) -> Contents:
             f"which reads up to {FORMAT}; {_NOTHING}; use stoker {found.stoker_version} or newer"
         )
     return found
+
+
+def _requests(directory: Path) -> dict[str, Path]:
+    """Return what was asked from outside; a request is never torn and never goes away."""
+    found = {str(path.relative_to(directory)): path for path in sorted(directory.glob("*/*.json"))}
+    return {name: path for name, path in found.items() if _REQUESTS.fullmatch(name)}
 
 
 def _artifacts(directory: Path) -> Iterator[tuple[str, Path]]:
