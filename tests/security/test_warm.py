@@ -14,6 +14,7 @@ import pytest
 from stoker.errors import BoxFailed
 from stoker.model.execution import Baseline, ExecutionPolicy, Rung
 from stoker.model.tools import LimitKind, RunRequest, RunResult
+from stoker.sandbox.cgroups import live_pids
 from stoker.sandbox.host import SandboxHost
 from stoker.sandbox.local import LocalBox
 from stoker.sandbox.warm import is_warm_form
@@ -320,6 +321,38 @@ def test_a_server_that_dies_fails_its_action_and_is_made_anew(tmp_path: Path) ->
             await running
         assert sandbox.marked_pids() == []
         assert (await result_of(box, ("python", "-c", "pass"))).ok
+
+    in_warm_box(tmp_path, body)
+
+
+@needs_root
+@pytest.mark.root
+def test_a_program_that_ends_before_its_server_hears_of_it_is_told_as_it_ended(
+    tmp_path: Path,
+) -> None:
+    """What waits is given its program by the worker itself, and may be done first."""
+
+    async def waits(box: LocalBox) -> None:
+        assert box.server is not None
+        async with asyncio.timeout(PATIENCE):
+            while not box.server.has_waiting:
+                await asyncio.sleep(0.01)
+
+    async def body(box: LocalBox) -> None:
+        assert (await result_of(box, ("python", "-c", "pass"))).ok
+        for program, code in (("open('done', 'w'); raise SystemExit(7)", 7), ("open('done')", 0)):
+            await waits(box)
+            assert box.server is not None
+            pids = box.server.own_pids()
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
+            running = asyncio.ensure_future(result_of(box, ("python", "-c", program)))
+            async with asyncio.timeout(PATIENCE):
+                while len(live_pids(box.group.directories)) > len(pids) + 1:  # type: ignore[union-attr]
+                    await asyncio.sleep(0.01)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
+            assert (await running).exit_code == code
 
     in_warm_box(tmp_path, body)
 

@@ -11,12 +11,12 @@ is started another.
 
 import asyncio
 import contextlib
-import itertools
 import json
+import marshal
 import os
 import socket
+import struct
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 
@@ -27,6 +27,12 @@ from stoker.sandbox.making import Exited, WorkOrder
 
 SOCKET, FILTER = 3, 4
 """Descriptors of the server; those of its launcher follow."""
+_REQUEST, _TOLD = struct.Struct("=cI"), struct.Struct("=cIi")
+_RUN, _ARM, _KILL = b"r", b"a", b"k"
+_READY, _EXITED = b"r", b"e"
+"""What is asked of a server and what it tells: ``inside/box_server``."""
+_PLAIN = 2
+"""The form of marshal that leaves the interpreter's own strings alone."""
 _READY_SECONDS = 30.0
 _PACKET_BYTES_MAX = 4096
 _KILLED = 9
@@ -91,7 +97,12 @@ class WarmServer:
         self._started = started
         self._control = control
         self._loop = asyncio.get_running_loop()
-        self._numbers = itertools.count(1)
+        self._number = 0
+        """Of the last request."""
+        self._arming = 0
+        """Of the request for a child that no action has been begun since; 0: none."""
+        self._armed: socket.socket | None = None
+        """Where a child waits that was forked ahead."""
         self._running: dict[int, Started] = {}
         self._ready: asyncio.Future[None] = self._loop.create_future()
         self._ready.add_done_callback(lambda f: f.cancelled() or f.exception())
@@ -164,6 +175,11 @@ class WarmServer:
             said += piece
         return int(json.loads(said)["child-pid"])
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a child waits for the next action."""
+        return self._armed is not None
+
     def own_pids(self) -> frozenset[int]:
         """Return the processes in the box's control group that are no action's."""
         return frozenset() if self.dead else self._own
@@ -173,8 +189,6 @@ class WarmServer:
     ) -> Started:
         """Start an action; ``passed`` are the descriptors of ``order.targets``."""
         assert isinstance(order, WarmOrder), "whatever else is the maker's"
-        started = Started(next(self._numbers), self._loop)
-        self._running[started.number] = started
         spec = {
             "argv": [os.fsdecode(part) for part in order.argv],
             "environment": {os.fsdecode(k): os.fsdecode(v) for k, v in order.environment.items()},
@@ -183,54 +197,85 @@ class WarmServer:
             "python": self._python,
             "door": order.door,
         }
-        file = kernel.memory_file("spec", json.dumps(spec).encode())
+        file = kernel.memory_file("spec", marshal.dumps(spec, _PLAIN))
         try:
-            self._send({"verb": "run", "number": started.number}, [file, *standard, *passed])
+            self._order([file, *standard, *passed])
         finally:
             os.close(file)
+        started = Started(self._number, self._loop)
+        self._running[started.number] = started
         started.pid.set_result(0)
         return started
 
+    def _order(self, given: list[int]) -> None:
+        """Give what an action begins with to the child that waits, or to the server where none is.
+
+        The server hears first, so that it knows what a child was by the time that it has ended.
+        """
+        channel, self._armed, self._arming = self._armed, None, 0
+        if channel is not None:
+            self._send(_RUN, [])
+            with channel, contextlib.suppress(OSError):  # it was killed: another begins it
+                socket.send_fds(channel, [b"x"], given)
+                return
+        self._send(_RUN, given)
+
     def arm(self) -> None:
         """Have the next action forked and confined ahead, now that nothing of the last is left."""
-        if not self.dead:
+        if not self.dead and self._armed is None:
             with contextlib.suppress(BoxFailed):
-                self._send({"verb": "arm"}, [])
+                self._send(_ARM, [])
+                self._arming = self._number
 
     async def kill(self, started: Started) -> None:
         """Ask for the end of an action; ``exited`` tells when it is over."""
         if not started.exited.done() and not self.dead:
             with contextlib.suppress(BoxFailed):
-                self._send({"verb": "kill", "number": started.number}, [])
+                self._send(_KILL, [], started.number)
 
-    def _send(self, message: dict[str, Any], descriptors: list[int]) -> None:
+    def _send(self, verb: bytes, descriptors: list[int], number: int = 0) -> None:
+        """Ask for something, under the next number unless it is about an older one."""
+        self._number += not number
         # One action at a time: the socket never fills.
         try:
-            socket.send_fds(self._control, [msgspec.json.encode(message)], descriptors)
+            request = _REQUEST.pack(verb, number or self._number)
+            socket.send_fds(self._control, [request], descriptors)
         except OSError as error:
             raise BoxFailed("the box's server is gone; nothing was run") from error
 
     def _receive(self) -> None:
         try:
-            packet = self._control.recv(_PACKET_BYTES_MAX)
+            packet, passed, _, _ = socket.recv_fds(self._control, _PACKET_BYTES_MAX, 1)
         except BlockingIOError:
             return
         except ConnectionError:
-            packet = b""
-        if not packet:
+            packet, passed = b"", []
+        if len(packet) < _TOLD.size:
             self._fail()
             return
-        said = json.loads(packet)
-        if said["event"] == "ready":
-            self.without = tuple(said["without"])
+        event, number, status = _TOLD.unpack_from(packet)
+        text = packet[_TOLD.size :].decode(errors="replace")
+        for descriptor in passed:
+            self._has_armed(number, descriptor)
+        if event == _READY:
+            self.without = tuple(json.loads(text))
             if not self._ready.done():
                 self._ready.set_result(None)
-            return
-        started = self._running.pop(said["number"], None)
+        started = self._running.pop(number, None) if event == _EXITED else None
         if started is not None and not started.exited.done():
-            code, _, text = said["error"].partition(" ")
+            code, _, said = text.partition(" ")
             errno = int(code) if code.isdigit() else 0
-            started.exited.set_result(Exited(said["number"], said["status"], 0.0, 0, text, errno))
+            started.exited.set_result(Exited(number, status, 0.0, 0, said, errno))
+
+    def _has_armed(self, number: int, descriptor: int) -> None:
+        """Take the channel of a waiting child, unless an action was begun meanwhile: it is its."""
+        os.set_inheritable(descriptor, False)
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, descriptor)
+        channel.setblocking(False)
+        if number != self._arming or self._armed is not None:
+            channel.close()
+            return
+        self._armed = channel
 
     def _fail(self) -> None:
         if self.dead:
@@ -238,6 +283,9 @@ class WarmServer:
         self.dead = True
         self._loop.remove_reader(self._control.fileno())
         self._control.close()
+        if self._armed is not None:
+            self._armed.close()
+            self._armed = None
         if not self._ready.done():
             self._ready.set_exception(OSError("it ended"))
         for number, started in self._running.items():

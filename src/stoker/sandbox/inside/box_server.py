@@ -9,11 +9,13 @@ requests come over a socket that no action ever holds, and what an action writes
 Descriptors: 3 the socket, 4 the filter program.
 """
 
+import _signal  # type: ignore[import-not-found]  # its wrapper makes enums: more pages to copy
 import contextlib
 import ctypes
 import fcntl
 import gc
 import json
+import marshal
 import os
 import resource
 import select
@@ -30,7 +32,14 @@ import way_out  # type: ignore[import-not-found]  # likewise
 _SOCKET, _FILTER = 3, 4
 _CHANNEL_FIRST = 3
 _DESCRIPTORS_MAX = 32
-_PACKET_BYTES_MAX = 4096
+_NUMBER = struct.Struct("=i")
+_PASSED_SPACE = socket.CMSG_LEN(_DESCRIPTORS_MAX * _NUMBER.size)
+_REQUEST = struct.Struct("=cI")
+"""Verb and number of what is asked; little of Python runs for it, since all of it is copied."""
+_RUN, _ARM, _KILL = b"r", b"a", b"k"
+_TOLD = struct.Struct("=cIi")
+"""Event, number, wait status; a text follows."""
+_READY, _ARMED, _EXITED = b"r", b"a", b"e"
 _INSIDE_ID = 1000
 _NEW_NAMESPACES = 0x20000 | 0x08000000 | 0x04000000  # mount, ipc, uts
 _NEW_PID = 0x20000000
@@ -48,14 +57,17 @@ _MS_PRIVATE = 0x40000
 _MNT_DETACH = 2
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 22, 24, 38
 _CAPABILITY_LAST = 63
-_NR_CAPSET = {"x86_64": 126, "aarch64": 91}
-_CAPABILITY_VERSION = 0x20080522
+_CAPSET = {"x86_64": 126, "aarch64": 91}[os.uname().machine]
+_CAPABILITY_HEADER = struct.pack("=Ii", 0x20080522, 0)
+_NO_CAPABILITIES = bytes(24)
 _NOT_STARTED = 127
 _ERROR_BYTES_MAX = 4000
 _ERROR_MAX = 500
 """Characters told: a packet holds them however they are escaped."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+for _name in ("mount", "prctl", "setns", "syscall", "umount2", "unshare"):
+    getattr(_libc, _name)  # looked up now: each child would do it anew
 
 
 class _FilterProgram(ctypes.Structure):
@@ -73,6 +85,8 @@ class Server:
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._pid_namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._armed: _Armed | None = None
+        self._put_off: list[tuple[bytes, int, bytes]] = []
+        """A request that came while another action ended."""
 
     def harden(self) -> None:
         """Give up what no action may ever get from us."""
@@ -86,27 +100,34 @@ class Server:
 
     def next_action(self, without: list[str]) -> "Action":
         """Return an action, in the process that is to become it."""
-        self._control.send(json.dumps({"event": "ready", "without": without}).encode())
+        self._tell(_READY, 0, 0, json.dumps(without))
         poll = self._polled()
         while True:
-            if self._wake_read in [descriptor for descriptor, _ in poll.poll()]:
+            ready = [_SOCKET] if self._put_off else [descriptor for descriptor, _ in poll.poll()]
+            if _SOCKET in ready:
+                action = self._obey()
+                if action is not None:
+                    return action
+            else:
                 os.read(self._wake_read, 4096)
                 self._bury_armed()
-                continue
-            data, descriptors, _, _ = socket.recv_fds(
-                self._control, _PACKET_BYTES_MAX, _DESCRIPTORS_MAX
-            )
-            if not data:
-                os._exit(0)
-            request = json.loads(data)
-            action = None
-            if request["verb"] == "arm" and self._armed is None:
-                with contextlib.suppress(OSError):  # the next request tries again and says why not
-                    action = self._arm()
-            elif request["verb"] == "run":
-                action = self._run(request["number"], descriptors)
-            if action is not None:
-                return action
+
+    def _obey(self) -> "Action | None":
+        verb, number, given = self._put_off.pop() if self._put_off else self._received()
+        if verb == _RUN:
+            return self._run(number, given)
+        if verb == _ARM and (self._armed is None or self._armed.status is not None):
+            with contextlib.suppress(OSError):  # the next request tries again and says why not
+                return self._arm(number)
+        return None
+
+    def _received(self) -> "tuple[bytes, int, bytes]":
+        """Return verb, number and descriptors, as they were passed, of the next request."""
+        data, passed, _, _ = self._control.recvmsg(_REQUEST.size, _PASSED_SPACE)
+        if not data:
+            os._exit(0)  # process 1: the kernel kills all the rest
+        verb, number = _REQUEST.unpack(data)
+        return verb, number, passed[0][2] if passed else b""
 
     def _polled(self) -> select.poll:
         poll = select.poll()
@@ -117,16 +138,20 @@ class Server:
     def _bury_armed(self) -> None:
         """Reap a waiting child that was killed, as all is when another's action is cleared away.
 
-        At once: process 1 of its namespace cannot end before its child has been reaped by us.
+        At once: process 1 of its namespace cannot end before its child has been reaped by us. How
+        it ended is kept: it may have had its orders, of which we are told but have not heard yet.
         """
-        if self._armed is not None and os.waitpid(self._armed.pid, os.WNOHANG)[0]:
-            armed, self._armed = self._armed, None
-            _end(armed.init)
-            armed.channel.close()
-            os.close(armed.errors)
+        if self._armed is not None:
+            self._armed.reap()
 
-    def _arm(self) -> "Action | None":
-        """Fork a child that waits for what it is to be; returns an ``Action`` in the child only."""
+    def _arm(self, number: int = 0) -> "Action | None":
+        """Fork a child that waits for what it is to be; returns an ``Action`` in the child only.
+
+        ``number``: of the request whose sender is to have the way to it.
+        """
+        if self._armed is not None:
+            self._armed.close()
+            self._armed = None
         errors, errors_write = os.pipe2(os.O_CLOEXEC)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         init = pid = -1
@@ -135,8 +160,8 @@ class Server:
             init = os.posix_spawn(self._init, [self._init], {})
             pid = os.fork()
             if pid == 0:
-                self._control.close()
-                ours.close()
+                os.close(self._control.detach())
+                os.close(ours.detach())
                 return Action(theirs, errors_write, self._filter, self._masks)
         finally:
             if pid:  # here, whether or not there is a child
@@ -148,67 +173,74 @@ class Server:
                 ours.close()
                 os.close(errors)
         self._armed = _Armed(pid=pid, init=init, errors=errors, channel=ours)
+        if number:
+            self._tell(_ARMED, number, 0, "", ours)
         return None
 
-    def _run(self, number: int, descriptors: list[int]) -> "Action | None":
-        """Run one action to its end; returns an ``Action`` in the action's own process only."""
-        status, said = _NOT_STARTED << 8, ""
+    def _run(self, number: int, given: bytes) -> "Action | None":
+        """Run one action to its end; returns an ``Action`` in the action's own process only.
+
+        ``given``: descriptors for it; where there are none, the waiting child has them already.
+        """
+        status, said = _NOT_STARTED << 8, "0 no child waited for it"
         try:
-            while not self._hand_over(descriptors):
+            while given and not self._hand_over(given):
                 action = self._arm()
                 if action is not None:
                     return action
         except OSError as error:
             said = f"{error.errno or 0} {error}"
-        for descriptor in descriptors:
+        for (descriptor,) in _NUMBER.iter_unpack(given):
             os.close(descriptor)
         armed, self._armed = self._armed, None
         if armed is not None:
-            status = self._awaited(number, pid=armed.pid, init=armed.init)
+            status = self._awaited(number, armed)
             said = os.read(armed.errors, _ERROR_BYTES_MAX).decode(errors="replace")
-            _end(armed.init)
-            os.close(armed.errors)
-        self._tell(number, status, said)
+            armed.close()
+        self._tell(_EXITED, number, status, said[:_ERROR_MAX])
         return None
 
-    def _hand_over(self, descriptors: list[int]) -> bool:
+    def _hand_over(self, given: bytes) -> bool:
         """Give the waiting child what it is to be; false: there is none, or it was killed."""
         armed = self._armed
-        if armed is None:
+        if armed is None or armed.status is not None:
             return False
         try:
-            with armed.channel:
-                socket.send_fds(armed.channel, [b"x"], descriptors)
+            armed.channel.sendmsg([b"x"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, given)])
         except OSError:
-            self._armed = None
             os.kill(armed.init, signal.SIGKILL)
-            os.waitpid(armed.pid, 0)
-            _end(armed.init)
-            os.close(armed.errors)
+            armed.reap(0)
             return False
         return True
 
-    def _awaited(self, number: int, *, pid: int, init: int) -> int:
-        """Return the wait status of ``pid``, watching for a word to kill it meanwhile."""
+    def _awaited(self, number: int, armed: "_Armed") -> int:
+        """Return the wait status of a child, watching for a word to kill it meanwhile."""
         poll = self._polled()
         while True:
-            reaped, status = os.waitpid(pid, os.WNOHANG)
-            if reaped:
+            status = armed.reap()
+            if status is not None:
                 return status
             for descriptor, _ in poll.poll():
                 if descriptor == self._wake_read:
                     os.read(self._wake_read, 4096)
                     continue
-                data = self._control.recv(_PACKET_BYTES_MAX)
-                if not data:
-                    os._exit(0)  # process 1: the kernel kills all the rest
-                request = json.loads(data)
-                if request["verb"] == "kill" and request["number"] == number:
-                    os.kill(init, signal.SIGKILL)
+                request = self._received()
+                if request[:2] == (_KILL, number):
+                    os.kill(armed.init, signal.SIGKILL)
+                elif request[0] == _RUN:  # the worker saw before us that this child is dying
+                    self._put_off.append(request)
+                    armed.reap(0)
 
-    def _tell(self, number: int, status: int, error: str) -> None:
-        said = {"event": "exited", "number": number, "status": status, "error": error[:_ERROR_MAX]}
-        self._control.send(json.dumps(said).encode())
+    def _tell(
+        self,
+        event: bytes,
+        number: int,
+        status: int,
+        text: str,
+        channel: socket.socket | None = None,
+    ) -> None:
+        told = _TOLD.pack(event, number, status) + text.encode()
+        socket.send_fds(self._control, [told], [] if channel is None else [channel.fileno()])
 
 
 class _Armed:
@@ -219,6 +251,24 @@ class _Armed:
         self.init = init
         self.errors = errors
         self.channel = channel
+        """Its orders go in here; the worker has it too."""
+
+        self.status: int | None = None
+        """How it ended, once it has."""
+
+    def reap(self, options: int = os.WNOHANG) -> int | None:
+        """Return how it ended, all else in its namespace too; ``None``: it lives."""
+        if self.status is None:
+            reaped, status = os.waitpid(self.pid, options)
+            if reaped:
+                self.status = status
+                _end(self.init)
+        return self.status
+
+    def close(self) -> None:
+        """Close what we hold of it."""
+        self.channel.close()
+        os.close(self.errors)
 
 
 def _end(init: int) -> None:
@@ -242,8 +292,8 @@ class Action:
 
     def confine(self) -> None:
         """Take namespaces, uid and filter; afterwards nothing can be taken back."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _signal.set_wakeup_fd(-1)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
         os.setsid()
         _checked(_libc.unshare(_NEW_NAMESPACES), "unshare")
         _mount(None, "/", None, _MS["rec"] | _MS_PRIVATE)
@@ -257,20 +307,19 @@ class Action:
         os.setgroups([])
         os.setresgid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
         os.setresuid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
-        header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
-        number = _NR_CAPSET[os.uname().machine]
-        _checked(_libc.syscall(number, header, b"\0" * 24), "capset")
+        _checked(_libc.syscall(_CAPSET, _CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
         _checked(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0), "prctl")
         self._load_filter()
 
     def receive(self) -> None:
         """Wait for what it is to be: descriptors, limits, directory."""
-        data, descriptors, _, _ = socket.recv_fds(self._channel, 1, _DESCRIPTORS_MAX)
+        data, passed, _, _ = self._channel.recvmsg(1, _PASSED_SPACE)
         if not data:
             os._exit(0)
         self._channel.detach()  # its number is another's from now on
-        size = os.fstat(descriptors[0]).st_size
-        self.spec = json.loads(os.pread(descriptors[0], size, 0))
+        descriptors = [descriptor for (descriptor,) in _NUMBER.iter_unpack(passed[0][2])]
+        size = os.lseek(descriptors[0], 0, os.SEEK_END)
+        self.spec = marshal.loads(os.pread(descriptors[0], size, 0))  # noqa: S302 - of the worker
         self._arrange(descriptors[1:])
         for name, limits in dict(self.spec["rlimits"]).items():  # type: ignore[call-overload]
             resource.setrlimit(int(name), tuple(limits))

@@ -30,11 +30,11 @@ _USER_SITE = f".local/lib/python{sys.version_info.major}.{sys.version_info.minor
 
 def prepared(spec: dict[str, object]) -> "tuple[types.CodeType, dict[str, object]] | None":
     """Make this interpreter what ``python`` would be; ``None``: only a fresh one would be right."""
-    variables = {str(k): str(v) for k, v in dict(spec["environment"]).items()}  # type: ignore[call-overload]
+    variables: dict[str, str] = spec["environment"]  # type: ignore[assignment]
     home = variables.get("HOME", "")
     if os.path.isdir(f"{home}/{_USER_SITE}"):  # noqa: PTH112 - starts fast
         return None  # its start would run what lies there
-    argv = [str(part) for part in spec["argv"]]  # type: ignore[attr-defined]
+    argv: list[str] = spec["argv"]  # type: ignore[assignment]
     form, rest = argv[1], argv[2:]
     main = types.ModuleType("__main__")
     main.__dict__.update(__annotations__={}, __builtins__=builtins)
@@ -82,7 +82,7 @@ def _become_main(
     sys.modules["__main__"] = main
     sys.path[0] = first
     sys.orig_argv[:] = argv
-    for name in os.environ.keys() - variables.keys():
+    for name in [name for name in os.environ if name not in variables]:
         del os.environ[name]
     for name, value in variables.items():
         if os.environ.get(name) != value:
