@@ -1,6 +1,7 @@
 """Requests that share a group see what the earlier ones did, whatever is kept in memory."""
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from stoker.broker.base import (
     ActionsRequest,
     Append,
     AppendBatch,
+    AppendBatchReply,
     Attach,
     Durability,
     Enroll,
@@ -25,9 +27,10 @@ from stoker.broker.base import (
 from stoker.broker.client import owner_pid
 from stoker.broker.operating import DeadLetterVerb, SettleDead
 from stoker.broker.service import LedgerService
+from stoker.broker.store import Head
 from stoker.broker.store_memory import MemoryStore
 from stoker.model.action import Action
-from stoker.model.ids import Fence, WorkerId
+from stoker.model.ids import Fence, RolloutId, RunId, WorkerId
 from support.ledger import (
     BOUND_SECONDS,
     ROLLOUT,
@@ -94,6 +97,59 @@ def test_polls_of_one_group_share_what_is_queued_and_what_just_came(
     _, *replies = groups.ask(groups.submitting(action(3)), poll(WORKER), poll(OTHER))
     given = [[lease.action.action_id for lease in reply.leases] for reply in replies]
     assert given == [[act(0), act(1)], [act(2), act(3)]]
+
+
+def test_a_batch_asks_once_for_all_of_its_rollouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups()
+    store, rollouts = groups.store, [RolloutId(f"rol_{n}") for n in range(3)]
+
+    def batch(seq: int) -> AppendBatch:
+        appends = tuple(
+            Append(
+                rollout_id=rollout,
+                expected_seq=seq,
+                events=(b"e",),
+                submits=(replace(action(10 * seq + n), rollout_id=rollout),),
+            )
+            for n, rollout in enumerate(rollouts)
+        )
+        return AppendBatch(run_id=RUN, fence=groups.fence, appends=appends)
+
+    groups.ask(batch(0))
+    groups.service._books._recent.heads.clear()
+    groups.service._books._recent.outstanding.clear()
+    asked: list[tuple[str, int]] = []
+    ends, outstanding = store.ends, store.outstanding
+
+    def seen_ends(run_id: RunId, of: Sequence[RolloutId]) -> list[Head]:
+        asked.append(("ends", len(of)))
+        return ends(run_id, of)
+
+    def seen_outstanding(of: Sequence[RolloutId]) -> dict[RolloutId, int]:
+        asked.append(("outstanding", len(of)))
+        return outstanding(of)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "ends", seen_ends)
+        patched.setattr(store, "outstanding", seen_outstanding)
+        now = groups.clock.now()
+        groups.service.begin((batch(1),), now)
+        [reply] = [groups.service.handle(batch(1), now)]
+        groups.service.commit()
+    assert isinstance(reply, AppendBatchReply)
+    assert [one.seq for one in reply.replies] == [2, 2, 2]
+    assert asked == [("ends", 3), ("outstanding", 3)]
+
+
+def test_only_rows_of_short_queues_are_kept_for_later_groups(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lineup, "KEPT_MAX", 2)
+    groups = Groups()
+    groups.ask(groups.submitting(action(0), action(1), action(2), action(3)))
+    assert list(groups.service._books._recent.rows) == [act(0), act(1)]
+    [reply] = groups.ask(enroll(WORKER), poll(WORKER, 4))[-1:]
+    assert len(reply.leases) == 4, "the rest is read when it is wanted"
 
 
 def test_what_was_submitted_for_a_worker_ends_with_it_in_the_same_group() -> None:

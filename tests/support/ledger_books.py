@@ -64,7 +64,7 @@ def check_books(service: LedgerService) -> None:
     for (run_id, rollout_id), head in books._recent.heads.items():
         assert store.head(run_id, rollout_id) == head
     for rollout_id, count in books._recent.outstanding.items():
-        assert store.outstanding(rollout_id) == count
+        assert store.outstanding([rollout_id]) == {rollout_id: count}
 
 
 def _check_alarms(service: LedgerService) -> None:

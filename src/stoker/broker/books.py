@@ -106,6 +106,8 @@ class Books(Counts):
         self._told: list[Told] = []
         self._entries: list[Entry] = []
         self._heads_dirty: set[tuple[RunId, RolloutId]] = set()
+        self._heads_sought: set[tuple[RunId, RolloutId]] = set()
+        """What this group has read; what is not known then has not begun."""
         self.results = store.results()
         self.next_due = store.next_due()
         self.workers: dict[WorkerId, WorkerRecord] = {}
@@ -188,9 +190,9 @@ class Books(Counts):
     def add(self, row: Row) -> None:
         """Take a newly accepted row."""
         self._fresh[row.action_id] = row
-        self._recent.keep(row)
         self._account(None, row)
-        self._line_up(None, row)
+        known = self._line_up(None, row)
+        self._recent.keep(row, again=known)  # from behind a backlog it is read with its queue
         self.transitions += 1
 
     def apply(self, old: Row, decision: Decision) -> Row:
@@ -265,14 +267,18 @@ class Books(Counts):
         if self.parked_rollouts:
             self.relieved.add(row.action.rollout_id)
 
-    def _line_up(self, old: Row | None, row: Row) -> None:
-        """Keep the queues in memory; called when ``row`` has been counted."""
+    def _line_up(self, old: Row | None, row: Row) -> bool:
+        """Keep the queues in memory; called when ``row`` has been counted.
+
+        Returns whether it stands in one.
+        """
         if old is not None and old.state is ACCEPTED:
             self._lineup.discard(old)
-        if row.state is ACCEPTED:
-            action = row.action
-            others = self.waiting[line_of(action.worker_class, action.run_id)] - 1
-            self._lineup.add(row, others)
+        if row.state is not ACCEPTED:
+            return False
+        action = row.action
+        others = self.waiting[line_of(action.worker_class, action.run_id)] - 1
+        return self._lineup.add(row, others)
 
     def _hand_over(self, old: Row, row: Row) -> None:
         before, after, action_id = old.bearer, row.bearer, row.action.action_id
@@ -319,11 +325,8 @@ class Books(Counts):
 
     def outstanding(self, rollout: RolloutId) -> int:
         """Count a rollout's unfinished actions, less those parked for its own cap."""
-        count = self._recent.outstanding.get(rollout)
-        if count is None:
-            self.flush()
-            count = self._recent.outstanding[rollout] = self.store.outstanding(rollout)
-        return count
+        self.learn_outstanding((rollout,))
+        return self._recent.outstanding[rollout]
 
     def learn_outstanding(self, rollouts: Iterable[RolloutId]) -> None:
         """Count for many rollouts at once what ``outstanding`` would flush for one by one."""
@@ -331,7 +334,7 @@ class Books(Counts):
         unknown = [rollout for rollout in dict.fromkeys(rollouts) if rollout not in counts]
         if unknown:
             self.flush()
-            counts.update((rollout, self.store.outstanding(rollout)) for rollout in unknown)
+            counts.update(self.store.outstanding(unknown))
 
     def begin(self, rollout: RolloutId) -> None:
         """Note that a rollout begins: nothing needs to be read to know that it has no actions."""
@@ -380,11 +383,18 @@ class Books(Counts):
 
     def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
         """Return the end of a rollout's journal, as this group has left it."""
-        key = (run_id, rollout)
-        found = self._recent.heads.get(key) or self.store.head(run_id, rollout)
-        if found is not None:
-            self._recent.heads[key] = found
-        return found
+        self.learn_heads(run_id, (rollout,))
+        return self._recent.heads.get((run_id, rollout))
+
+    def learn_heads(self, run_id: RunId, rollouts: Iterable[RolloutId]) -> None:
+        """Read at once what ``head`` would read one by one."""
+        heads, sought = self._recent.heads, self._heads_sought
+        keys = [(run_id, rollout) for rollout in rollouts]
+        unknown = [key for key in keys if key not in heads and key not in sought]
+        if unknown:
+            sought.update(unknown)
+            found = self.store.ends(run_id, [rollout for _, rollout in unknown])
+            heads.update(((run_id, head.rollout_id), head) for head in found)
 
     def put_head(self, head: Head) -> None:
         """Move the end of a rollout's journal."""
@@ -446,4 +456,5 @@ class Books(Counts):
         if len(self._owners) > _OWNERS_KEPT:
             self._owners.clear()
         self._absent.clear()
+        self._heads_sought.clear()
         self.sync = False

@@ -72,6 +72,7 @@ def append(books: Books, batch: AppendBatch, now: Instant) -> AppendBatchReply:
     appends = batch.appends
     books.rows([action.action_id for one in appends for action in one.submits])
     books.rows([action_id for one in appends for action_id in one.acknowledges])
+    books.learn_heads(batch.run_id, [one.rollout_id for one in appends])
     going = [one.rollout_id for one in appends if _check_home(books, batch, one) and one.submits]
     for one in appends:
         for action in one.submits:

@@ -25,18 +25,19 @@ class Lineup:
         self._known: Counter[tuple[str, RunId]] = Counter()
         self._total = 0
 
-    def add(self, row: Row, waiting: int) -> None:
+    def add(self, row: Row, waiting: int) -> bool:
         """Take a row that joins ``waiting`` others of its line, if all of them are known."""
         action = row.action
         line = (action.worker_class, action.run_id)
         if self._known[line] != waiting or self._total >= KEPT_MAX:
-            return
+            return False
         if action.input.size_bytes > ROW_BYTES_MAX:
-            return
+            return False
         places = self._queues.setdefault(row.queue, [])
         insort(places, (-action.priority, row.order, row))
         self._known[line] += 1
         self._total += 1
+        return True
 
     def discard(self, row: Row) -> None:
         """Forget a row that is queued no more, or has changed; one that is not known stays so."""

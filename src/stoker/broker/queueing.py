@@ -81,8 +81,9 @@ def unpark(books: Books) -> None:
     if not books.relieved and not books.parked_runs and not books.parked_caps:
         return
     books.flush()
+    outstanding = books.store.outstanding(list(books.relieved))
     for rollout in books.relieved:
-        free = books.limits.outstanding_per_rollout_max - books.store.outstanding(rollout)
+        free = books.limits.outstanding_per_rollout_max - outstanding[rollout]
         for row in books.store.parked_of(rollout, max(0, free)):
             books.apply(row, Decision(unparked(row, ParkedOn.RUN)))
     books.relieved.clear()

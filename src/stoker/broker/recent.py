@@ -28,15 +28,18 @@ class Recent:
 
         self._passing: list[ActionId] = []
 
-    def keep(self, row: Row) -> None:
-        """Take a row as the open group has read or left it; it is the newest now."""
+    def keep(self, row: Row, *, again: bool = True) -> None:
+        """Take a row as the open group has read or left it; it is the newest now.
+
+        ``again``: it is likely to be used by groups to come.
+        """
         action, result = row.action, row.completion
         size = action.input.size_bytes
         if result is not None and result.observation is not None:
             size += result.observation.size_bytes
         self.rows.pop(action.action_id, None)
         self.rows[action.action_id] = row
-        if size > ROW_BYTES_MAX or row.state is ACKNOWLEDGED:
+        if not again or size > ROW_BYTES_MAX or row.state is ACKNOWLEDGED:
             self._passing.append(action.action_id)
 
     def trim(self) -> None:

@@ -198,8 +198,8 @@ class Store(Protocol):
         """Return the rows of a rollout that have no result yet."""
         ...
 
-    def outstanding(self, rollout: RolloutId) -> int:
-        """Count unfinished rows of a rollout, less those parked for its own cap."""
+    def outstanding(self, rollouts: Sequence[RolloutId]) -> dict[RolloutId, int]:
+        """Count unfinished rows of each rollout, less those parked for its own cap."""
         ...
 
     def queued(self, queue: Queue, limit: int) -> list[Row]:
@@ -288,6 +288,10 @@ class Store(Protocol):
 
     def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
         """Return the end of a rollout's journal."""
+        ...
+
+    def ends(self, run_id: RunId, rollouts: Sequence[RolloutId]) -> list[Head]:
+        """Return the ends of these rollouts' journals, of those that have begun."""
         ...
 
     def put_heads(self, heads: Sequence[Head]) -> None:

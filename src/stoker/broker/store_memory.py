@@ -133,9 +133,10 @@ class MemoryStore:
         """Return the rows of a rollout that have no result yet."""
         return [row for row in self.rollout_rows(rollout) if not row.terminal]
 
-    def outstanding(self, rollout: RolloutId) -> int:
-        """Count unfinished rows, less those parked for the rollout's own cap."""
-        return sum(row.parked_on is not ParkedOn.ROLLOUT for row in self.unfinished(rollout))
+    def outstanding(self, rollouts: Sequence[RolloutId]) -> dict[RolloutId, int]:
+        """Count unfinished rows of each rollout, less those parked for its own cap."""
+        own = ParkedOn.ROLLOUT
+        return {r: sum(row.parked_on is not own for row in self.unfinished(r)) for r in rollouts}
 
     def _slice(self, key: tuple[object, ...], limit: int) -> list[Row]:
         return [self._rows[place[2]] for place in islice(self._queues.get(key, ()), limit)]
@@ -296,6 +297,10 @@ class MemoryStore:
     def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
         """Return the end of a rollout's journal."""
         return self._heads.get((run_id, rollout))
+
+    def ends(self, run_id: RunId, rollouts: Sequence[RolloutId]) -> list[Head]:
+        """Return the ends of these rollouts' journals, of those that have begun."""
+        return [head for r in rollouts if (head := self.head(run_id, r)) is not None]
 
     def put_heads(self, heads: Sequence[Head]) -> None:
         """Write journal ends."""

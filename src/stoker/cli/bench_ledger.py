@@ -22,7 +22,7 @@ import msgspec
 from stoker.broker.base import EventsRequest, LeaseRequest, LedgerLimits
 from stoker.broker.client import LedgerClient, connect
 from stoker.broker.place import SOCKET_PATH, owner_pid
-from stoker.cli.bench_ledger_load import CLASS, RUN, Load, Measured
+from stoker.cli.bench_ledger_load import CLASS, RUN, Load
 from stoker.cli.bench_ledger_peers import Peers
 from stoker.cli.bench_machine import Probe, figure, machine
 from stoker.cli.bench_processes import cpu_seconds
@@ -37,6 +37,7 @@ _IDLE_SECONDS = 5.0
 _SETTLE_SECONDS = 10.0
 """One lease: until then the owner still looks at the leases of the load before."""
 _SUBMIT_BATCH = 1_000
+_DEEP_WINDOWS = 5
 _START_SECONDS = 20.0
 _QUEUED_MAX = 4_000_000
 _LIMITS = LedgerLimits(
@@ -92,7 +93,7 @@ def measure(*, runs: int, queued: int, peers: Path, say: Say) -> dict[str, Any]:
     if deep is None:
         notes |= dict.fromkeys(("backlog_rate_ratio", "recovery_seconds"), "--queued 0")
     else:
-        figures["backlog_rate_ratio"] = figure([deep[0]], "ratio", 0.95)
+        figures["backlog_rate_ratio"] = figure(deep[0], "ratio", 0.95)
         figures["recovery_seconds"] = figure([deep[1]], "s", 5.0)
     return {
         "bench": "ledger",
@@ -159,21 +160,30 @@ async def _idle(place: Path, load: Load, coordinator: LedgerClient, worker: Ledg
     return used / _IDLE_SECONDS
 
 
-async def _deep(place: Path, queued: int) -> tuple[float, float]:
-    """Return the rate with ``queued`` actions waiting ÷ the rate before, and the seconds from a
-    kill of the owner to the first lease.
+async def _deep(place: Path, queued: int) -> tuple[list[float], float]:
+    """Return rates with ``queued`` actions waiting ÷ rates with none, window by window, and the
+    seconds from a kill of the owner to the first lease.
+
+    Two ledgers take turns, so that neither has the better part of the machine's moods. A cycle
+    takes the oldest of the backlog and adds to its end.
     """  # noqa: D205 - one thought
     clock = SystemClock()
-    async with _ledger(place) as (load, _, _):
-        empty = await load.cycles(CYCLES, OUTSTANDING)
-        await load.submit(queued, _SUBMIT_BATCH)
-        full: Measured = await load.cycles(CYCLES, OUTSTANDING)
-        pid = owner_pid(place)
+    deep = place / "deep"
+    async with _ledger(place / "empty") as (empty, _, _), _ledger(deep) as (full, _, _):
+        await full.submit(queued, _SUBMIT_BATCH)
+        for load in (empty, full):
+            await load.cycles(OUTSTANDING * 4, OUTSTANDING)
+        ratios: list[float] = []
+        for window in range(_DEEP_WINDOWS):
+            turns = [full, empty] if window % 2 else [empty, full]
+            rates = {load: (await load.cycles(CYCLES, OUTSTANDING)).rate for load in turns}
+            ratios.append(rates[full] / rates[empty])
+        pid = owner_pid(deep)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         began = clock.monotonic()
-        await load.leased(1)
-        return full.rate / empty.rate, clock.monotonic() - began
+        await full.leased(1)
+        return ratios, clock.monotonic() - began
 
 
 @contextlib.asynccontextmanager

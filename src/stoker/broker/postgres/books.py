@@ -81,7 +81,6 @@ class GroupBooks(Books):
         self.given = 0
         self._now = now
         self._slot = slot
-        self._heads_known: set[tuple[RunId, RolloutId]] = set()
         self._hands_known: set[WorkerId] = set()
         self._queues: dict[Queue, list[Row]] = {}
         self._queue_ends: dict[Queue, tuple[int, int] | None] = {}
@@ -136,8 +135,9 @@ class GroupBooks(Books):
         super()._count(queue, state, parked_on, count)
         self._changes[queue, state, parked_on] += count
 
-    def _line_up(self, old: Row | None, row: Row) -> None:
+    def _line_up(self, old: Row | None, row: Row) -> bool:  # noqa: ARG002 - kept nowhere
         """Other gateways change the queues as well."""
+        return False
 
     def _count_step(self, old: Row, new: Row) -> None:
         super()._count_step(old, new)
@@ -221,7 +221,7 @@ class GroupBooks(Books):
         for end in found.get("read_heads", []):
             head = as_head(end)
             self._recent.heads[head.run_id, head.rollout_id] = head
-        self._heads_known |= needs.heads | needs.moves
+        self._heads_sought |= needs.heads | needs.moves
         for row in store.held(found.get("lock_rows", [])):
             self._group[row.action_id] = row
         self._absent |= (needs.actions | needs.steps | needs.fresh) - self._group.keys()
@@ -391,11 +391,6 @@ class GroupBooks(Books):
         left = old.bearer is not None and old.bearer != row.bearer
         if left or row.reclaim_fence != old.reclaim_fence:  # a lease makes nothing answerable
             self.work_seq += 1
-
-    def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
-        """Return the end of a rollout's journal, as this group has left it."""
-        key = (run_id, rollout)
-        return self._recent.heads.get(key) if key in self._heads_known else super().head(*key)
 
     # --- writing
 

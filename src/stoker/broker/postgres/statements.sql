@@ -96,9 +96,6 @@ DO UPDATE SET name = excluded.name, slots = excluded.slots, ended = excluded.end
 -- Not locked: they change under their owner's row only.
 SELECT head, run_id, rollout_id, part, seq, finished FROM rollout
 WHERE (run_id, rollout_id) IN (SELECT * FROM unnest(%s::text[], %s::text[]));
--- name: head
-SELECT head, run_id, rollout_id, part, seq, finished FROM rollout
-WHERE run_id = %s AND rollout_id = %s;
 -- name: heads
 SELECT head, run_id, rollout_id, part, seq, finished FROM rollout
 WHERE run_id = %s AND head > coalesce(

@@ -181,9 +181,10 @@ class PostgresStore(TrustingSession):
         """Lock the rows of a rollout that have no result yet."""
         return self.lock("unfinished", rollout)
 
-    def outstanding(self, rollout: RolloutId) -> int:
-        """Count unfinished rows, less those parked for the rollout's own cap."""
-        return sum(count for _, count in self.all("outstanding", Texts([rollout])))
+    def outstanding(self, rollouts: Sequence[RolloutId]) -> dict[RolloutId, int]:
+        """Count unfinished rows of each rollout, less those parked for its own cap."""
+        counted = {RolloutId(r): n for r, n in self.all("outstanding", Texts(list(rollouts)))}
+        return dict.fromkeys(rollouts, 0) | counted
 
     def queued(self, queue: Queue, limit: int) -> list[Row]:
         """Look at the head of one queue; nothing is locked."""
@@ -346,8 +347,12 @@ class PostgresStore(TrustingSession):
 
     def head(self, run_id: RunId, rollout: RolloutId) -> Head | None:
         """Return the end of a rollout's journal."""
-        found = self.all("head", run_id, rollout)
-        return as_head(found[0]) if found else None
+        return next(iter(self.ends(run_id, [rollout])), None)
+
+    def ends(self, run_id: RunId, rollouts: Sequence[RolloutId]) -> list[Head]:
+        """Return the ends of these rollouts' journals, of those that have begun."""
+        runs = Texts([run_id] * len(rollouts))
+        return [as_head(c) for c in self.all("read_heads", runs, Texts(list(rollouts)))]
 
     def put_heads(self, heads: Sequence[Head]) -> None:
         """Write journal ends."""
