@@ -287,7 +287,7 @@ def test_a21_a_half_made_box_leaves_nothing(
             elif part == "group":
                 monkeypatch.setattr("stoker.sandbox.cgroups._write", _refuse)
             elif part == "record":
-                monkeypatch.setattr(Path, "rename", _refuse)
+                monkeypatch.setattr(os, "rename", _refuse)
             elif isinstance(backend, ContainerBackend):
                 assert backend.runtime is not None
                 backend.runtime = msgspec.structs.replace(backend.runtime, path="/nonexistent")

@@ -265,7 +265,7 @@ def _folders(directory: Path) -> Iterator[dict[bytes, int]]:
     opened: dict[bytes, int] = {}
     try:
         for name in FOLDERS:
-            opened[name.encode()] = os.open(directory / name, flags)
+            opened[name.encode()] = os.open(f"{directory}/{name}", flags)
         yield opened
     finally:
         for descriptor in opened.values():

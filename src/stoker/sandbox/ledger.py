@@ -70,15 +70,14 @@ class BoxLedger:
 
     def write(self, record: BoxRecord) -> None:
         """Write a box down before anything of it exists."""
-        path = self._boxes / f"{record.box_id}.json"
-        partial = path.with_suffix(".part")
+        path = f"{self._boxes}/{record.box_id}"  # as text: done for every box
         try:
-            with partial.open("wb") as file:
+            with open(f"{path}.part", "wb", buffering=0) as file:  # noqa: PTH123 - as above
                 write(BOX_WRITE, _encoder.encode(record), file)
-            partial.rename(path)
+            os.rename(f"{path}.part", f"{path}.json")  # noqa: PTH104 - as above
             reach(BOX_NOTED)
         except OSError:
-            partial.unlink(missing_ok=True)
+            Path(f"{path}.part").unlink(missing_ok=True)
             raise
 
     def strike(self, box_id: str) -> None:

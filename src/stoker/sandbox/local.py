@@ -98,12 +98,12 @@ class LocalBox:
         self.backend.host.ledger.write(record)
         if record.group and self.backend.host.tree is not None:
             self.group = self.backend.host.tree.create(record.group, limits)
-        private = record.uid is None
+        directory = record.directory
         make_public(self.directory.parent)
-        self.directory.mkdir()
-        self.directory.chmod(0o700 if private else 0o711)
+        os.mkdir(directory)  # noqa: PTH102 - as text: done for every box, as what follows
+        os.chmod(directory, 0o700 if record.uid is None else 0o711)  # noqa: PTH101 - as above
         for folder in FOLDERS:
-            (self.directory / folder).mkdir(mode=0o700)
+            os.mkdir(f"{directory}/{folder}", mode=0o700)  # noqa: PTH102 - as above
         for mount in record.mounts:
             kernel.mount_tmpfs(
                 mount,
@@ -112,7 +112,7 @@ class LocalBox:
             )
         if begins is not None:
             begin_in(self, begins)
-        self._files = WorkspaceFiles(str(self.directory / "workspace"), record.uid)
+        self._files = WorkspaceFiles(f"{directory}/workspace", record.uid)
 
     async def run(self, request: RunRequest, *, timeout_seconds: float) -> BoxRun:
         """Run a program to its end, its limits or its timeout."""
@@ -399,6 +399,9 @@ class LocalBackend(ABC):
         self.host.alive.add(box_id)
         try:
             record = self._leased(self._planned(record), policy)
+            if record.uid is not None and self.host.uids is not None:
+                # Done while the box is made, in a thread; it is no part of making the next one.
+                asyncio.get_running_loop().call_soon(self.host.uids.look_ahead)
             pinned = await self.host.baselines.pinned(self, box_id, baseline, policy)
             box = self.box_type(self, record, pinned, policy)
             self.boxes[box_id] = box

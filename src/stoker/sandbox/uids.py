@@ -13,9 +13,13 @@ from pathlib import Path
 
 from stoker.errors import BoxFailed, ConfigInvalid
 from stoker.sandbox.runtime import make_public
+from stoker.seams.clock import SystemClock
 
 LOCK_DIRECTORY = Path("/run/stoker/uids")
+_LOOKED_UP_SECONDS = 60.0
 _SUBORDINATE_FILES = (Path("/etc/subuid"), Path("/etc/subgid"))
+
+_clock = SystemClock()
 
 
 class UidLeases:
@@ -27,6 +31,8 @@ class UidLeases:
         self._directory = lock_directory
         self._held: dict[int, int] = {}
         self._next = os.getpid() % count
+        self._looked_up = (-1, 0.0)
+        """A uid that nobody knew, and until when that counts."""
         self._subordinate = _subordinate_ranges()
         make_public(lock_directory)
 
@@ -42,7 +48,7 @@ class UidLeases:
             uid = self._base + (self._next + offset) % self._count
             if uid in self._held or has_processes(uid):
                 continue
-            if self._is_known(uid):
+            if self._looked_up < (uid, _clock.monotonic()) and self._is_known(uid):
                 known += 1
                 continue
             if self._lock(uid):
@@ -54,6 +60,12 @@ class UidLeases:
                 "/etc/subuid; set sandbox.uid_base to a range nobody uses"
             )
         raise BoxFailed(f"all {self._count} uids from {self._base} are taken")
+
+    def look_ahead(self) -> None:
+        """Look the next uid up, so that leasing it within a minute takes no time for that."""
+        uid = self._base + self._next
+        if not self._is_known(uid):
+            self._looked_up = (uid, _clock.monotonic() + _LOOKED_UP_SECONDS)
 
     def release(self, uid: int) -> None:
         """Give a uid back; safe to repeat."""
