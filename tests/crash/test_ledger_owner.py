@@ -293,34 +293,36 @@ def test_an_owner_nobody_uses_ends_by_itself(place: Path) -> None:
     assert wait_for_end(owner) == 0
 
 
-@pytest.mark.parametrize("nth", [5, 6, 7, 12])
-def test_b12_a_full_disk_rejects_the_group_and_the_owner_goes_on(place: Path, nth: int) -> None:
+@pytest.mark.parametrize(
+    ("nth", "verb"), [(5, "submit"), (6, "lease"), (7, "complete"), (12, "lease")]
+)
+def test_b12_a_full_disk_rejects_the_group_and_the_owner_goes_on(
+    place: Path, nth: int, verb: str
+) -> None:
     owner = start_owner(place, f"ledger.commit.before=disk_full@{nth}")
     wait_until_published(place, owner)
-    rejected = 0
+    rejected: list[tuple[str, str]] = []
+
+    async def until_done(verb: str, do: Callable[[], Awaitable[Any]]) -> Any:
+        while True:
+            try:
+                return await do()
+            except LedgerStorageFailed as error:
+                rejected.append((verb, str(error)))
 
     async def scenario(h: Harness) -> None:
-        nonlocal rejected
         for number in range(6):
-            while True:
-                try:
-                    await h.submit(action(number))
-                    break
-                except LedgerStorageFailed:
-                    rejected += 1
-            while True:
-                try:
-                    leases = await h.lease()
-                    await h.complete(*leases)
-                    break
-                except LedgerStorageFailed:
-                    rejected += 1
+            await until_done("submit", lambda n=number: h.submit(action(n)))  # type: ignore[misc]
+            leases = await until_done("lease", h.lease)
+            await until_done("complete", lambda held=leases: h.complete(*held))  # type: ignore[misc]
         assert await h.lease() == []
         journal = await h.ledger.journal(JournalRequest(run_id=RUN, rollout_id=ROLLOUT))
         assert len(journal.events) == 6, "nothing half-written"
 
     talk(place, scenario)
-    assert rejected == 1
+    [(refused, said)] = rejected
+    assert refused == verb
+    assert "full" in said, "with the reason"
     assert owner.poll() is None, "the owner lives"
     owner.terminate()
     assert wait_for_end(owner) == 0

@@ -153,17 +153,17 @@ def test_an_action_with_a_holder_goes_to_nobody_else(engine: str, tmp_path: Path
 
 
 def test_b18_one_poison_among_innocents_costs_them_no_attempt(engine: str, tmp_path: Path) -> None:
-    innocents = 16
+    innocents = 64
 
     async def scenario(h: Harness) -> None:
         poison = act(5)
-        await h.submit(*(action(n, attempts_max=3) for n in range(innocents)))
+        await h.submit(*(action(n, attempts_max=4) for n in range(innocents + 1)))
         finished: set[ActionId] = set()
         kills = 0
-        for turn in range(innocents + 8):
+        for turn in range(8):
             worker = WorkerId(f"wrk_{turn:02}")
-            await h.enroll(worker)
-            leases = await h.lease(worker)
+            await h.enroll(worker, slots=innocents + 1)
+            leases = await h.lease(worker, slots=innocents + 1)
             while leases:
                 assert await h.lease(worker) == [] or not leases[0].alone
                 await h.start(*leases, worker=worker)
@@ -175,9 +175,9 @@ def test_b18_one_poison_among_innocents_costs_them_no_attempt(engine: str, tmp_p
                 finished |= {lease.action.action_id for lease in leases}
                 leases = await h.lease(worker)
         results = await h.completed()
-        assert kills == 4, "once in the crowd, then alone until its attempts are used up"
+        assert kills == 5, "once in the crowd, then alone until its attempts are used up"
         assert results.pop(poison).status is CompletionStatus.DEAD
-        assert len(results) == innocents - 1
+        assert len(results) == innocents
         assert {(r.status, r.attempt) for r in results.values()} == {(CompletionStatus.OK, 1)}
 
     with_ledger(engine, tmp_path, scenario)
@@ -364,6 +364,11 @@ def test_b15_large_content_stays_out_of_the_row(engine: str, tmp_path: Path) -> 
         assert await h.submit(replace(action(1), input=address)) == ["accepted"]
         [lease] = await h.lease()
         assert lease.action.input == address
+        with pytest.raises(LedgerRefused, match="artifact store"):
+            await h.complete(lease, said=inline)
+        assert await h.complete(lease, said=address) == [CompleteDisposition.OK]
+        result = (await h.completed())[act(1)]
+        assert result.observation == address, "a result of 20 MB is told by its address"
 
     with_ledger(engine, tmp_path, scenario)
 

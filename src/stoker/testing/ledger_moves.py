@@ -31,7 +31,7 @@ from stoker.broker.base import (
 from stoker.model.action import Action
 from stoker.model.completion import Completion, CompletionStatus
 from stoker.model.ids import ActionId, CallPath, Fence, RolloutId, RunId, WorkerId
-from stoker.model.value import inline_value
+from stoker.model.value import Value, inline_value
 
 RUN = RunId("run_1")
 ROLLOUT = RolloutId("rol_1")
@@ -156,16 +156,17 @@ class LedgerMoves:
         return list((await self.ledger.release(request)).verdicts)
 
     async def complete(
-        self, *leases: Lease, worker: WorkerId = WORKER, said: bytes = b"done"
+        self, *leases: Lease, worker: WorkerId = WORKER, said: bytes | Value = b"done"
     ) -> list[CompleteDisposition]:
-        """Hand in results."""
+        """Hand in results; ``said`` is what each observed."""
+        observation = inline_value(said) if isinstance(said, bytes) else said
         results = tuple(
             Completion(
                 action_id=lease.action.action_id,
                 fence=lease.fence,
                 status=CompletionStatus.OK,
                 worker_id=worker,
-                observation=inline_value(said),
+                observation=observation,
             )
             for lease in leases
         )
