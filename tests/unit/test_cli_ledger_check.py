@@ -23,7 +23,7 @@ def test_what_was_withdrawn_is_not_waited_for() -> None:
 
 def test_each_kind_of_damage_is_named() -> None:
     assert "does not admit it" in judged(OPENING[1:])[1][0]
-    assert "1 entries follow its outcome" in judged([*WHOLE, OUTSTANDING])[1]
+    assert "1 entry behind its outcome" in judged([*WHOLE, OUTSTANDING])[1]
     assert "call 6 was issued twice" in judged([*OPEN, OUTSTANDING])[1]
     assert "call 0 was answered twice" in judged([*OPENING, OPENING[-1]])[1]
     assert (
@@ -33,7 +33,7 @@ def test_each_kind_of_damage_is_named() -> None:
 
 def test_entries_that_are_missing_or_unreadable_are_named() -> None:
     stored = [encode_event(event) for event in OPEN]
-    assert "were promised" in judge(summary(OPEN), stored[:-1])[1][0]
+    assert "should have 10 entries and has 9" in judge(summary(OPEN), stored[:-1])[1][0]
     assert (
         "entry 1 does not decode" in judge(summary(OPEN), [stored[0], b"\xc1", *stored[2:]])[1][0]
     )

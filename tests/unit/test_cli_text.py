@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from stoker.cli.output import answers, plain, table, write_json
+from stoker.cli.output import answers, counted, plain, table, write_json
 from stoker.cli.text import cell, clean, excerpt, shorten
 
 # CASES A10 and its kind: what boxes and models have printed at terminals.
@@ -127,3 +127,21 @@ def test_fences_are_strings_and_nothing_is_not_a_number() -> None:
     }
     assert plain([float("nan"), float("inf"), 1.5, True, None]) == [None, None, 1.5, True, None]
     assert plain(b"\xff") == {"base64": "/w=="}
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "said"),
+    [
+        (0, "retry", "0 retries"),
+        (1, "retry", "1 retry"),
+        (2, "journal entry", "2 journal entries"),
+        (1, "branch", "1 branch"),
+        (2, "branch", "2 branches"),
+        (2, "box", "2 boxes"),
+        (1, "dead letter", "1 dead letter"),
+        (3, "dead letter", "3 dead letters"),
+        (2, "byte", "2 bytes"),
+    ],
+)
+def test_a_count_stands_with_its_noun(number: int, noun: str, said: str) -> None:
+    assert counted(number, noun) == said

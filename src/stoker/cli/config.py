@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from stoker.cli.options import ConfigOption, JsonOption, SetOption
-from stoker.cli.output import answers, table, write_json
+from stoker.cli.output import answers, counted, table, write_json
 from stoker.cli.text import cell
 
 _HELP = """Settings: values, origins, checks, schema.
@@ -89,7 +89,7 @@ def check(
         write_json({"file": str(file), "digest": resolved.digest, "set": given})
     else:
         answers().print(
-            cell(f"{file}: {len(given)} settings, all usable (digest {resolved.digest})")
+            cell(f"{file}: {counted(len(given), 'setting')}, all usable (digest {resolved.digest})")
         )
 
 

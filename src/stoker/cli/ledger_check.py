@@ -22,6 +22,7 @@ from stoker.broker.memory import MemoryLedger
 from stoker.broker.place import DATABASE, DATABASE_ADDRESS
 from stoker.broker.store_sqlite import SqliteStore
 from stoker.cli.ledger_access import all_rollouts, ledger_of
+from stoker.cli.output import counted
 from stoker.coordinator.record import RunDirectory
 from stoker.errors import ArtifactDamaged
 from stoker.journal.artifacts import ArtifactStore
@@ -177,13 +178,15 @@ def judge(
         except msgspec.MsgspecError as error:
             problems.append(f"entry {number} does not decode: {error}")
     if len(stored) < rollout.seq:
-        problems.append(f"{rollout.seq} entries were promised, {len(stored)} are there")
+        problems.append(
+            f"its journal should have {counted(rollout.seq, 'entry')} and has {len(stored)}"
+        )
     first = events[0] if events else None
     if not isinstance(first, Admitted) or first.rollout_id != rollout.rollout_id:
         problems.append("its first entry does not admit it")
     ends = [number for number, event in enumerate(events) if isinstance(event, Finished)]
     if ends and ends[0] != len(events) - 1:
-        problems.append(f"{len(events) - 1 - ends[0]} entries follow its outcome")
+        problems.append(f"{counted(len(events) - 1 - ends[0], 'entry')} behind its outcome")
     waiting, order = _calls(events)
     named = values if values is not None else {}
     for event in events:

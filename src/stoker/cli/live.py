@@ -173,7 +173,7 @@ def progress_line(snapshot: RunSnapshot) -> str:
         f"{_finished(snapshot)}/{snapshot.rollouts_total} finished{outcomes} · "
         f"{snapshot.rollouts_active} active · lane {percent(lane.active_share)} active, "
         f"{lane.running}/{lane.window} running, {lane.ready} ready · {queued} queued{waiting} · "
-        f"{snapshot.boxes_leaked} boxes leaked"
+        f"{counted(snapshot.boxes_leaked, 'box')} leaked"
     )
 
 
@@ -196,7 +196,8 @@ def _lane_state(lane: LaneView) -> Text:
     text = Text.assemble((clean(lane.model), "bold"))
     if lane.simulated:
         text.append(" (simulated)", "yellow")
-    text.append(f"  {lane.running}/{lane.window} running  {lane.ready} ready  {lane.calls} calls")
+    text.append(f"  {lane.running}/{lane.window} running  {lane.ready} ready")
+    text.append(f"  {counted(lane.calls, 'call')}")
     if lane.retries:
         text.append(f"  {lane.retries} retried", "yellow")
     if lane.paused:

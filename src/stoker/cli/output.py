@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.table import Table
 
 JSON_INTEGER_MAX = 2**53
+_HISSING = ("ch", "sh", "s", "x")
+"""Ends of nouns that take es."""
 FENCE = "fence"
 """Always a string, small or not: it passes 2**53 within one ledger's life."""
 
@@ -108,10 +110,12 @@ def size(count: int) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a count with its noun; of ours ``retry`` takes ies, the others an s."""
+    """Return a count with its noun, which is given for one."""
     if number == 1:
-        return f"{number} {noun}"
-    return f"{number} {noun[:-1]}ies" if noun.endswith("ry") else f"{number} {noun}s"
+        return f"1 {noun}"
+    if noun.endswith("ry"):
+        return f"{number} {noun[:-1]}ies"
+    return f"{number} {noun}{'es' if noun.endswith(_HISSING) else 's'}"
 
 
 def _bytes(content: bytes) -> object:

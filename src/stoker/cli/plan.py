@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stoker.cli.options import JsonOption
-from stoker.cli.output import answers, remarks, table, write_json
+from stoker.cli.output import answers, counted, remarks, table, write_json
 from stoker.cli.text import cell
 from stoker.errors import BadInput
 
@@ -137,5 +137,7 @@ def _show(found: "Plan") -> None:
         made.add_row(cell(name), cell(value))
     console = answers()
     console.print(made)
-    console.print(cell(f"simulated: {found.simulated_rollouts} rollouts that ended", "dim"))
+    console.print(
+        cell(f"simulated: {counted(found.simulated_rollouts, 'rollout')} that ended", "dim")
+    )
     console.print(cell(f"not modelled: {', '.join(found.not_modelled)}", "dim"))

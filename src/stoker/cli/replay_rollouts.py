@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from stoker.cli.output import counted
 from stoker.coordinator.outcomes import outcome_of
 from stoker.coordinator.rebuild import Fetch, Standing, check_of, rebuild
 from stoker.errors import ArtifactDamaged, HostLost, ProgramInvalid, WireViolation
@@ -213,7 +214,8 @@ class Replayer:
 
 
 def _compare(recorded: RecordedTurn, turn: Turn, count: int) -> None:
-    where = f"rebuilt from the first {count} turns and given the next result, " if count else ""
+    turns = counted(count, "turn")
+    where = f"rebuilt from the first {turns} and given the next result, " if count else ""
     if _shape(turn.calls) != _shape(recorded.calls):
         raise _Difference(
             f"{where}the program asks for other calls\n"

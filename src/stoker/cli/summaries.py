@@ -107,7 +107,9 @@ def _asked(call: ToolCall) -> str:
 def _generate_got(result: Generation) -> str:
     calls = "".join(f" {call.name}({_asked(call)})" for call in result.tool_calls)
     versions = ", ".join(str(span.policy_version) for span in result.spans)
-    facts = f"{result.token_count} tokens, {result.finish_reason}, policy {versions or '?'}"
+    facts = (
+        f"{counted(result.token_count, 'token')}, {result.finish_reason}, policy {versions or '?'}"
+    )
     return f"[{facts}]{calls} {result.text}".rstrip()
 
 
@@ -137,7 +139,7 @@ _WORDS: dict[type, Callable[[Any], str]] = {
         else f"{r.isolation} (rung {r.rung})"
     ),
     tools.RunResult: lambda r: r.text or "[no output]",
-    tools.ReadResult: lambda r: r.refused or f"{r.total_bytes} bytes",
+    tools.ReadResult: lambda r: r.refused or counted(r.total_bytes, "byte"),
     tools.ExportResult: lambda r: f"{counted(len(r.files), 'file')}, {len(r.refused)} refused",
     tools.Verdict: lambda r: "passed" if r.passed else f"not passed: {r.detail}",
     Checkpoint: lambda r: f"{r.digest[:16]}, {r.size_bytes} bytes, generation {r.generation}",
