@@ -1,7 +1,9 @@
 """``stoker ledger …`` as typed: on a living run, on a restored one, on dead letters."""
 
+import asyncio
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -12,7 +14,9 @@ from typing import Any
 
 import pytest
 
+from stoker.broker.base import LedgerLimits
 from stoker.broker.client import owner_pid
+from stoker.broker.place import DATABASE
 from stoker.coordinator import branch_requests, cancelling
 from stoker.coordinator.branch_requests import BranchRequest
 from stoker.coordinator.branching import Point
@@ -30,7 +34,7 @@ from support.command import (
     stoker,
     wait_until_quiet,
 )
-from support.ledger import RUN
+from support.ledger import RUN, Harness, action, with_ledger
 from support.ledger_golden import make
 
 pytestmark = pytest.mark.skipif(bool(skip_reason()), reason=skip_reason() or "installed")
@@ -238,9 +242,15 @@ def test_a_run_at_its_disk_budget_drains_and_goes_on_when_there_is_room(place: P
 
 def dead_run(place: Path) -> RunDirectory:
     """A run whose ledger holds a dead letter that waits and one that was applied."""
+    run = recorded_run(place)
+    make(run.ledger)
+    return run
+
+
+def recorded_run(place: Path) -> RunDirectory:
+    """A run without a ledger."""
     run = RunDirectory(place / "runs" / RUN)
     run.create()
-    make(run.ledger)
     run.write_record(
         RunRecord(
             run_id=RunId(RUN), stoker_version="0", created=0.0, program="p.py", program_name="p",
@@ -278,3 +288,42 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(place: Path) -> None
     shown = stoker(place, "ledger", "dead", "show", "act_0007", *where)
     assert "more memory" in shown.out
     wait_until_quiet(place)
+
+
+def compacted(place: Path, *more: str) -> Answer:
+    return stoker(place, "ledger", "compact", "--run", RUN, *more)
+
+
+def test_compacting_says_what_it_gave_back_and_why_it_may_not(place: Path) -> None:
+    run = recorded_run(place)
+    database = run.ledger / DATABASE
+
+    async def scenario(h: Harness) -> None:
+        await h.submit(*(action(n, bytes(8000)) for n in range(200)))
+        last, *leases = await h.lease(slots=200)
+        await h.complete(*leases)
+        await h.acknowledge(*(lease.action.action_id for lease in leases))
+        busy = await asyncio.to_thread(compacted, place)
+        assert (busy.code, "in workers' hands (actions: 1)" in busy.err) == (1, True), busy
+        assert len(busy.err.splitlines()) == 1, "refused in one sentence"
+        await h.complete(last)
+        done = document(await asyncio.to_thread(compacted, place, "--json"))
+        assert done["bytes_after"] < done["bytes_before"] / 3
+        assert database.stat().st_size == done["bytes_after"]
+        assert list(await h.completed()) == [last.action.action_id], "its owner goes on"
+
+    with_ledger("owner", run.ledger, scenario, LedgerLimits(lease_seconds=300.0))
+    wait_until_quiet(place)
+    again = compacted(place)  # it starts an owner, which ends by itself
+    assert (again.code, again.err) == (0, "")
+    assert re.fullmatch(r"[0-9.]+ KiB before, [0-9.]+ KiB after\n", again.out)
+    wait_until_quiet(place)
+
+    for file in run.ledger.iterdir():
+        file.unlink()
+    gone = compacted(place)
+    assert (gone.code, "there is no ledger in" in gone.err) == (2, True)
+    assert len(gone.err.splitlines()) == 1
+    assert list(run.ledger.iterdir()) == [], "no empty one is made in its place"
+    unknown = stoker(place, "ledger", "compact", "--run", "run_unknown")
+    assert (unknown.code, "no run 'run_unknown'" in unknown.err) == (2, True)

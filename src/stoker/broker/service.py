@@ -321,8 +321,9 @@ class LedgerService:
             return CopyReply(remaining=remaining, total=total)
         if self._books.busy:
             raise LedgerRefused(
-                f"{self._books.busy} actions are in workers' hands, and rewriting the file keeps "
-                "everybody waiting; nothing was changed; compact when the runs have ended or pause"
+                f"work is in workers' hands (actions: {self._books.busy}), and rewriting the file "
+                "keeps everybody waiting; nothing was changed; compact when the runs have ended or "
+                "pause"
             )
         before, after = self._store.compact()
         return CompactReply(bytes_before=before, bytes_after=after)

@@ -100,12 +100,14 @@ def check(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
         write_json(found)
         return EXIT_UNSOUND if found.problems else 0
     console = answers()
-    rows = f"{found.actions} rows in {size(found.database_bytes)} (schema {found.schema_version})"
+    rows = f"{counted(found.actions, 'row')} in {size(found.database_bytes)}"
+    rows += f" (schema {found.schema_version})"
     if not found.schema_version:
         rows = "rows lie in PostgreSQL (for them: pg_amcheck)"
     console.print(
-        f"{found.rollouts} rollouts ({found.finished} finished), {found.entries} journal entries, "
-        f"{found.outstanding} actions outstanding; {rows}, "
+        f"{counted(found.rollouts, 'rollout')} ({found.finished} finished), "
+        f"{counted(found.entries, 'journal entry')}, "
+        f"{counted(found.outstanding, 'action')} outstanding; {rows}, "
         f"{counted(found.artifacts, 'artifact')} of {size(found.artifact_bytes)}; "
         f"{counted(len(found.problems), 'problem')}",
         soft_wrap=True,
@@ -201,7 +203,7 @@ def compact(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOpti
     Exit codes:
       0    done; sizes before and after are shown
       1    the ledger cannot be reached, is busy, or has no room to be rewritten
-      2    no such run
+      2    no such run, or it has no ledger
       130  interrupted
     """
     found = _ask(find_run(run, runs), lambda ledger, _: ledger.compact())

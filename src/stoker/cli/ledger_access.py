@@ -13,9 +13,11 @@ from stoker.broker.base import (
 from stoker.broker.client import LedgerClient, connect
 from stoker.broker.limits import limits_of
 from stoker.broker.network import remote_of
+from stoker.broker.place import DATABASE, DATABASE_ADDRESS
 from stoker.config.classes import ServiceSettings
 from stoker.config.tree import LedgerSettings, WorkerSettings
 from stoker.coordinator.record import RunDirectory
+from stoker.errors import BadInput
 from stoker.model.events import JournalEvent, decode_event
 from stoker.model.ids import RolloutId, RunId
 
@@ -28,6 +30,7 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[LedgerClient]:
     """Yield the ledger of ``run``.
 
     Raises:
+        BadInput: the caller's: there is none; asking makes no empty one in its place.
         LedgerUnavailable: it can be neither reached nor started.
     """
     settings = LedgerSettings.model_validate(run.record.settings.get("ledger", {}))
@@ -36,6 +39,13 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[LedgerClient]:
         name: ServiceSettings.model_validate(one)
         for name, one in run.record.settings.get("services", {}).items()
     }
+    elsewhere = remote_of(settings)
+    files = (run.ledger / name for name in (DATABASE, DATABASE_ADDRESS))
+    if elsewhere is None and not any(file.exists() for file in files):
+        raise BadInput(
+            f"there is no ledger in {run.ledger}: run {run.record.run_id} never began, or somebody "
+            "took it away; nothing was done"
+        )
     # An owner started here serves whoever comes next, so it gets what the run was made with.
     ledger = await connect(
         directory=run.ledger,
@@ -43,7 +53,7 @@ async def ledger_of(run: RunDirectory) -> AsyncIterator[LedgerClient]:
         limits=limits_of(settings, workers, services),
         durability=Durability(settings.durability),
         idle_exit_seconds=_IDLE_EXIT_SECONDS,
-        elsewhere=remote_of(settings),
+        elsewhere=elsewhere,
     )
     try:
         yield ledger
