@@ -10,7 +10,7 @@ import typer
 
 from stoker.broker.base import Append, AppendBatch, Attach, Ledger
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
-from stoker.cli.output import answers, write_json
+from stoker.cli.output import answers, counted, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.errors import BadInput, RunOwned
@@ -79,7 +79,7 @@ def branch(
         write_json(made)
         return
     moved = "" if made.step == at_step else f" (the nearest before {at_step})"
-    what = "1 branch" if count == 1 else f"{count} branches"
+    what = counted(count, "branch")
     answers().print(
         cell(f"{what} of {made.parent} at step {made.step}{moved}: {', '.join(made.rollouts)}"),
         soft_wrap=True,
@@ -124,8 +124,9 @@ async def _make(run: RunDirectory, name: str, step: int, count: int) -> Branches
                     await _write(run_id, ledger, part.partition.name, branches, request)
                 lives = False
             except RunOwned:
-                ask(run, request)
                 lives = True
+            # Of branches on record it tells that they wait; a coordinator finds them made.
+            ask(run, request)
     return Branches(
         run_id=run_id,
         parent=parent,

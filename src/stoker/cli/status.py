@@ -5,8 +5,9 @@ from pathlib import Path
 import msgspec
 
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunArgument, RunsOption
-from stoker.cli.output import answers, duration, remarks, write_json
+from stoker.cli.output import answers, counted, duration, remarks, write_json
 from stoker.cli.text import cell
+from stoker.coordinator.branch_requests import waiting
 from stoker.coordinator.record import RunDirectory, RunRecord, find_run
 from stoker.coordinator.sharing import parts_of
 from stoker.coordinator.view import RunSnapshot
@@ -39,6 +40,8 @@ class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     snapshot: RunSnapshot | None
     partitions: tuple[PartitionStatus, ...] = ()
     """Of a divided run."""
+    branches_waiting: int = 0
+    """Branches that ``stoker branch`` asked for and no coordinator has taken in yet."""
 
 
 def status(
@@ -69,6 +72,8 @@ def status(
     console = answers()
     for line in _standing(found):
         console.print(cell(line, "bold" if found.coordinator_lives else "yellow"), soft_wrap=True)
+    if found.branches_waiting:
+        console.print(cell(_branches_standing(found), "yellow"), soft_wrap=True)
     if found.snapshot is not None:
         console.print(frame(found.snapshot, console.width))
 
@@ -100,6 +105,7 @@ def read_status(run: RunDirectory) -> Status:
         age_seconds=written[0][0] if written else None,
         snapshot=_whole(record, [one for _, one in written], lives=any(holders)),
         partitions=() if len(parts) == 1 else partitions,
+        branches_waiting=waiting(run),
     )
 
 
@@ -164,6 +170,13 @@ def _run_standing(found: Status) -> str:
         f"{found.run_id}: no coordinator lives (it was {found.snapshot.state}, {age} ago); "
         f"go on with: stoker run … --resume {found.run_id}"
     )
+
+
+def _branches_standing(found: Status) -> str:
+    wait = f"{counted(found.branches_waiting, 'branch')} asked for by stoker branch"
+    if found.coordinator_lives:
+        return f"{wait}: its coordinator takes them in, within a second"
+    return f"{wait}: to be run when the run goes on: stoker run … --resume {found.run_id}"
 
 
 def _partition_standing(run_id: str, one: PartitionStatus) -> str:

@@ -3,7 +3,8 @@
 As with cancelling, what is asked lies in the run directory, one file a request, and is never taken
 away: the coordinator of the parent's group, now or after a resume, makes those branches that are
 not there. Ids follow from the request, so that asking needs nobody to be there and nothing is made
-twice. Whoever asks holds a lock meanwhile: two requests never name one branch.
+twice. Whoever asks holds a lock meanwhile: two requests never name one branch. A coordinator marks
+what it has taken in, for whoever asks what still waits.
 """
 
 import os
@@ -23,6 +24,8 @@ from stoker.seams.locks import wait_for_lock
 
 if TYPE_CHECKING:
     from stoker.coordinator.coordinator import Coordinator
+
+_TAKEN = ".taken"
 
 
 class BranchRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,16 @@ def ask(run: RunDirectory, request: BranchRequest) -> None:
     write_atomically(_place(run) / name, msgspec.json.encode(request), synced=True)
 
 
+def waiting(run: RunDirectory) -> int:
+    """Return how many branches were asked for in requests that no coordinator has taken in yet."""
+    place = _place(run)
+    return sum(
+        request.count
+        for name, request in _requests(place).items()
+        if not (place / name).with_suffix(_TAKEN).exists()
+    )
+
+
 def _place(run: RunDirectory) -> Path:
     return run.path / "branches"
 
@@ -93,3 +106,5 @@ class BranchWatch:
             self._done.add(name)
             if request.task_id in self._tasks:
                 await self._coordinator.branches.carry_out(request)
+                with suppress(OSError):  # nothing but what people are told hangs on it
+                    (self._place / name).with_suffix(_TAKEN).touch()

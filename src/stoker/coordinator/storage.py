@@ -3,7 +3,7 @@
 At the budget a run drains: nothing new is admitted, what is active finishes and keeps its results
 (so the budget is passed by what active rollouts still write), and the run can be resumed. Nothing
 is ever removed to make room; people do that with ``stoker runs prune``, which takes whole runs that
-are finished, exported since, and used by nobody.
+are finished, exported since, wanted by nobody, and without branches that wait to be run.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from stoker.broker.place import owner_pid
+from stoker.coordinator.branch_requests import waiting
 from stoker.coordinator.record import RunDirectory, write_atomically
 from stoker.coordinator.request import StopSignal
 from stoker.coordinator.sharing import is_running, parts_of
@@ -102,7 +103,7 @@ def mark_exported(run: RunDirectory, mark: ExportMark) -> None:
 
 
 def judge(run: RunDirectory, before: float) -> Judged:
-    """Say whether ``run`` may go: finished, exported before ``before``, used by nobody."""
+    """Say whether ``run`` may go: finished, exported before ``before``, wanted by nobody."""
     size = sum(f.stat().st_size for f in run.path.rglob("*") if f.is_file() and not f.is_symlink())
     return Judged(run=run.path.name, size_bytes=size, kept=_kept(run, before))
 
@@ -112,6 +113,8 @@ def _kept(run: RunDirectory, before: float) -> str:
         return f"it shares {run.ledger.resolve().parent}, which goes as a whole"
     if is_running(run) or owner_pid(run.ledger) is not None:
         return "it is in use"
+    if waiting(run):
+        return "branches of it wait to be run"
     total = _finished_total(run)
     return "it is not finished" if total is None else _not_exported(run, total, before)
 
