@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stoker.model.events import Restored
+from stoker.model.events import BRANCHED, Restored
 from support import runs_errands as errands
 from support.runs import Rig, rig
 from support.runs_records import read
@@ -104,7 +104,7 @@ def test_branches_share_the_past_and_nothing_after(tmp_path: Path, fault: str) -
         assert {who for step, who, _ in sent if step == "2"} == set(every)
         for name in made["rollouts"]:
             restored = [e for e in every[name].events if isinstance(e, Restored)]
-            assert len(restored) == 1, "its environment was had again once"
+            assert [e.reason for e in restored] == [BRANCHED], "had again once, and not lost"
         replayed = one.stoker("replay", one.run.path.name, "--every-prefix")
         assert replayed.returncode == 0, replayed.stdout
         assert one.report()["snapshot"]["rollouts_total"] == 3
@@ -120,7 +120,10 @@ def test_branches_share_the_past_and_nothing_after(tmp_path: Path, fault: str) -
         assert tree["branched"]["generation"] == 2
         assert tree["branched"]["root"]["rollout_id"] == parent.rollout_id
         (environment,) = tree["environments"]
-        assert environment["rebuilt"] == 1
+        assert environment["rebuilt"] == 0, "nothing of it was lost"
+        shown = one.stoker("show", one.run.path.name, *deeper["rollouts"])
+        assert "a box of this branch's own" in " ".join(shown.stdout.split())
+        assert "environment_lost" not in shown.stdout
         assert one.stoker("replay", one.run.path.name, "--every-prefix").returncode == 0
 
 

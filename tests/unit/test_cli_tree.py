@@ -5,10 +5,11 @@ import itertools
 import pytest
 
 from stoker.cli.summaries import inline_only
+from stoker.cli.timeline import lines
 from stoker.cli.tree import lineage
 from stoker.model.checkpoint import Checkpoint
-from stoker.model.events import Delivered, JournalEvent, Verb
-from stoker.model.ids import CallPath
+from stoker.model.events import BRANCHED, Delivered, JournalEvent, Restored, Verb
+from stoker.model.ids import CallPath, WorkerId
 from stoker.model.tools import OpenResult
 from stoker.rollout.arguments import BranchedOff, EnvironmentArguments
 from support.journals import ADMITTED, issued, value
@@ -41,3 +42,18 @@ def test_branches_stand_in_the_programs_order(order: tuple[str, ...]) -> None:
     events += [*map(opened, order), asked("2.5", "3.10.0", 1), opened("2.5")]
     told = lineage(events, inline_only).environments
     assert [one.path for one in told] == ["0", *BRANCHES, "2.5"]
+
+
+def test_a_branch_s_own_box_is_none_that_was_lost() -> None:
+    def restored(reason: str, generation: int) -> Restored:
+        return Restored(
+            path=CallPath("0"), generation=generation, worker_id=WorkerId("wrk_1"), reason=reason
+        )
+
+    events = [ADMITTED, asked("0"), opened("0"), restored(BRANCHED, 1)]
+    assert [one.rebuilt for one in lineage(events, inline_only).environments] == [0]
+    events.append(restored("environment_lost", 2))
+    assert [one.rebuilt for one in lineage(events, inline_only).environments] == [1]
+    own, lost = (line.detail for line in lines(events) if line.what == "restored")
+    assert own.startswith("environment 0, generation 1: a box of this branch's own")
+    assert lost == "environment 0, generation 2: environment_lost"

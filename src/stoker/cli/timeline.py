@@ -15,6 +15,7 @@ from stoker.cli.output import counted, duration, plain, table
 from stoker.cli.summaries import Read, arguments_text, inline_only, result_text
 from stoker.cli.text import cell, excerpt
 from stoker.model.events import (
+    BRANCHED,
     Admitted,
     Branched,
     Delivered,
@@ -36,6 +37,7 @@ from stoker.model.value import Value
 DETAIL_MAX = 2000
 DETAIL_LINES_MAX = 12
 ITEMS_MAX = 100
+_OWN_BOX = "a box of this branch's own, brought to where its parent's stood"
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +168,8 @@ def _other(event: JournalEvent, issued: dict[CallPath, Issued], began: float, re
         case Late():
             detail = f"{event.action_id} {event.status}: {event.disposition}"
         case Restored():
-            detail = f"environment {event.path}, generation {event.generation}: {event.reason}"
+            why = _OWN_BOX if event.reason == BRANCHED else event.reason
+            detail = f"environment {event.path}, generation {event.generation}: {why}"
         case Branched():
             detail = f"until here it was its parent; now it is {event.identity.rollout_id}"
         case Tainted():

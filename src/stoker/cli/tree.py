@@ -11,6 +11,7 @@ from stoker.cli.text import cell
 from stoker.errors import InternalError
 from stoker.model.checkpoint import Checkpoint
 from stoker.model.events import (
+    BRANCHED,
     Admitted,
     BranchedFrom,
     Delivered,
@@ -81,7 +82,7 @@ def lineage(events: Sequence[JournalEvent], read: Read) -> Lineage:
         if isinstance(event, Issued):
             issued[event.path] = event
         elif isinstance(event, Restored) and event.path in found:
-            found[event.path].rebuilt += 1
+            found[event.path].rebuilt += event.reason != BRANCHED
         elif isinstance(event, Delivered) and event.value is not None:
             call = issued[event.path]
             steps += call.verb is Verb.GENERATE

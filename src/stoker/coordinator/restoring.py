@@ -1,5 +1,7 @@
 """Rebuilding an environment whose box was lost: the next generation, from its last checkpoint up.
 
+A branch's first box is had the same way, though nothing was lost.
+
 Every step is an action of its own, keyed ``path~gN``; all are acknowledged together with the
 ``Restored`` event that ends the rebuild. A coordinator that dies in between begins the same rebuild
 again and finds its steps in the ledger.
@@ -16,7 +18,7 @@ from stoker.coordinator.rollouts import ActiveRollout, Result
 from stoker.errors import EnvironmentLost
 from stoker.model.action import Action
 from stoker.model.completion import Completion, CompletionStatus
-from stoker.model.events import Restored
+from stoker.model.events import BRANCHED, Restored
 from stoker.model.ids import ActionId
 
 _DONE = frozenset({CompletionStatus.OK, CompletionStatus.TIMED_OUT, CompletionStatus.LIMIT})
@@ -58,13 +60,14 @@ class Restorer:
         parked: list[Call],
         spent: list[ActionId],
     ) -> None:
-        if environment.holder is not None or environment.lost or spent:
-            # Otherwise a branch begins here, with what no worker held: nothing was tried before.
+        # Otherwise a branch begins here, with what no worker held: nothing was tried before.
+        was_lost = environment.holder is not None or environment.lost or bool(spent)
+        if was_lost:
             self._flow.parts.figures.retried("environment lost")
         environment.generation += 1
         environment.holder = None
         environment.restoration = Restoration(
-            reason=EnvironmentLost.code,
+            reason=EnvironmentLost.code if was_lost else BRANCHED,
             steps=deque([environment.opening, *environment.log]),
             parked=parked,
             spent=spent,

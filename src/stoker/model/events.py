@@ -166,6 +166,10 @@ class Late(msgspec.Struct, frozen=True, kw_only=True, tag="late"):
     disposition: str
 
 
+BRANCHED = "branched"
+"""Why a branch's box is made: nothing was lost, and its parent's box is not its own."""
+
+
 class Restored(msgspec.Struct, frozen=True, kw_only=True, tag="restored"):
     """An environment was rebuilt as a new generation by running replayable actions again."""
 
@@ -175,6 +179,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True, tag="restored"):
     worker_id: WorkerId
     """Who holds it now."""
     reason: str
+    """Code of the fault it was lost with, or ``BRANCHED``."""
 
 
 class Branched(msgspec.Struct, frozen=True, kw_only=True, tag="branched"):
