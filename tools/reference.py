@@ -136,6 +136,8 @@ def crash_points() -> Iterator[str]:
         "reaches fails the floor. `STOKER_FAULT=NAME=ACTION[@N]` arms one, at its N-th time, in a",
         "process and in whatever it starts.",
         "",
+        f"{len(POINTS)} points, {sum(map(len, TRIED.values()))} trials.",
+        "",
         "| action | what happens |",
         "| --- | --- |",
     )

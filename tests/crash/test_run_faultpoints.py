@@ -166,6 +166,7 @@ FAMILIES = {
 def test_every_point_is_tried_in_some_run() -> None:
     tried = {(p, how) for how, names in FAMILIES.values() for p in in_one_run(how, *names)}
     declared = {(name, how) for name, actions in TRIED.items() for how in actions}
+    tell(f"{len(declared)} trials at {len(TRIED)} points, {len(ELSEWHERE)} of them on their own")
     assert tried | ELSEWHERE.keys() == declared
     floors = [Path(__file__).parent, Path(__file__).parents[1] / "unit"]
     written = "".join(file.read_text() for floor in floors for file in floor.glob("test_*.py"))
