@@ -7,6 +7,7 @@ import pytest
 from stoker.errors import ConfigInvalid
 from stoker.model.execution import Baseline, Rung
 from stoker.model.tools import RunRequest
+from stoker.sandbox.baseline_cache import kept
 from stoker.sandbox.host import SandboxHost
 from support import sandbox
 from support.baselines import (
@@ -48,6 +49,9 @@ def test_a_baseline_is_built_once_and_every_box_begins_with_it(tmp_path: Path, r
         assert seen.pop().startswith("given of env")
         assert digest == other
         assert len(recipes_in(tmp_path / "kept")) == 1
+        (one,) = kept(states=tmp_path / "kept", roots=tmp_path / "roots")
+        told = f"repo: files {tmp_path / 'source'}; {'; '.join(SETUP)}"
+        assert (one.kind, one.made_of) == ("state", told), "a person knows it again"
 
     run(body)
 

@@ -16,7 +16,7 @@ from stoker.coordinator.actions import baseline_of
 from stoker.errors import BranchUnavailable, ConfigInvalid, IsolationUnavailable, StokerError
 from stoker.model.execution import Baseline, BaselineBuild, ExecutionPolicy, Isolation, Rung
 from stoker.model.tools import RunRequest
-from stoker.sandbox import runtime
+from stoker.sandbox import baseline_cache, runtime
 from stoker.sandbox.baseline_cache import prune
 from stoker.sandbox.baselines import Baselines
 from stoker.sandbox.host import SandboxHost
@@ -85,6 +85,8 @@ def test_a_box_imports_the_packages_of_its_baseline_and_cannot_change_them(
             host.baselines = Baselines(kept / "states", kept / "roots")
             backend = sandbox.backend_of(host, rung)
             box = await backend.create("box_one", wanted, policy)
+            (told,) = baseline_cache.kept(states=kept / "states", roots=kept / "roots")
+            assert (told.kind, told.made_of) == ("packages", str(source))
             source.joinpath("made", "__init__.py").write_text("VALUE = 'changed on the host'\n")
             for options in ([], ["-I"]):
                 line = "import sys; print('made' in sys.modules, __import__('made').VALUE)"

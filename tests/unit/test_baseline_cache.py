@@ -177,6 +177,9 @@ def test_the_command_prepares_shows_and_prunes(
     shown = run.invoke(app, ["baselines", "list", "--json"])
     (one,) = json.loads(shown.stdout)
     assert (one["kind"], one["name"], one["size_bytes"]) == ("root", key("a"), 1000)
+    assert one["made_of"] == str(saved)
+    monkeypatch.setenv("COLUMNS", "300")
+    assert str(saved) in run.invoke(app, ["baselines", "list"]).stdout
     assert run.invoke(app, ["baselines", "prune", "--to", "much"]).exit_code == 2
     gone = run.invoke(app, ["baselines", "prune", "--json"])
     assert [line["name"] for line in json.loads(gone.stdout)] == [key("a")]

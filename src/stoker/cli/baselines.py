@@ -15,6 +15,8 @@ from stoker.config.units import size_bytes
 if TYPE_CHECKING:
     from stoker.sandbox.baseline_cache import Kept
 
+_NAME_SHOWN = 19
+_MADE_OF_SHOWN = 100
 _HELP = """What baselines keep on this machine, of this user.
 
 Root file systems unpacked from images, and workspaces made by set-up lines.
@@ -39,7 +41,9 @@ app = typer.Typer(help=_HELP, no_args_is_help=True)
 def list_baselines(as_json: JsonOption = False) -> None:
     """Show what is kept, the least recently used first.
 
-    What living boxes are made of is marked; it stays when room is made.
+    Each with what it was made of when it was asked for first: where an image or
+    a directory lay, or name, files and set-up lines of a baseline. What living
+    boxes are made of is marked; it stays when room is made.
 
     Examples:
       stoker baselines list
@@ -130,12 +134,13 @@ def _show(found: "list[Kept]", *, as_json: bool) -> None:
     if as_json:
         write_json(found)
         return
-    made = table("baseline", "kind", ">size", "last used", "in use")
+    made = table("baseline", "kind", "made of", ">size", "last used", "in use")
     for one in found:
         used = dt.datetime.fromtimestamp(one.used_at).astimezone()
         made.add_row(
-            cell(one.name[:30]),
+            cell(one.name[:_NAME_SHOWN]),
             one.kind,
+            cell(one.made_of or "-", length=_MADE_OF_SHOWN),
             size(one.size_bytes),
             used.strftime("%Y-%m-%d %H:%M"),
             "yes" if one.in_use else "",

@@ -24,9 +24,13 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that is kept."""
 
     kind: str
-    """``root``: a root file system; ``state``: what files and set-up lines made of a workspace."""
+    """``root``: a root file system; ``packages``: Python packages; ``state``: what files and set-up
+    lines made of a workspace."""
     name: str
     """Its file's, after its content."""
+    made_of: str
+    """What somebody knows it by who asked for it first: where an image or a directory lay, name,
+    files and lines of a baseline. Empty: made before such was kept."""
     size_bytes: int
     used_at: float
     """When a box was last made of it, seconds since 1970."""
@@ -63,6 +67,16 @@ def prune(bytes_max: int, *, states: Path, roots: Path) -> list[Kept]:
     return removed
 
 
+def read_recipe(recipe: Path) -> tuple[str, str]:
+    """Return the file of the state that a recipe names, and what it was made of, for people.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    name, _, made_of = recipe.read_text(encoding="utf-8").partition("\n")
+    return name, made_of
+
+
 def _roots(directory: Path) -> Iterator[Kept]:
     for about in directory.glob(f"*/{ABOUT}"):
         if about.parent.suffix:  # a draft
@@ -70,8 +84,9 @@ def _roots(directory: Path) -> Iterator[Kept]:
         with contextlib.suppress(FileNotFoundError):
             root = msgspec.json.decode(about.read_bytes(), type=Root)
             yield Kept(
-                kind="root",
+                kind=root.kind,
                 name=about.parent.name,
+                made_of=root.made_of,
                 size_bytes=root.size_bytes,
                 used_at=about.stat().st_mtime,
                 in_use=_locked(about.parent),
@@ -83,10 +98,12 @@ def _states(directory: Path) -> Iterator[Kept]:
         if recipe.suffix:
             continue
         with contextlib.suppress(FileNotFoundError):
-            state = directory / recipe.read_text(encoding="ascii")
+            name, made_of = read_recipe(recipe)
+            state = directory / name
             yield Kept(
                 kind="state",
                 name=recipe.name,
+                made_of=made_of,
                 size_bytes=state.stat().st_size,
                 used_at=recipe.stat().st_mtime,
                 in_use=_locked(recipe),
@@ -99,12 +116,12 @@ def _remove_empty(states: Path) -> None:
         if recipe.suffix:
             continue
         with _taken(recipe) as taken, contextlib.suppress(FileNotFoundError):
-            if taken and not (states / recipe.read_text(encoding="ascii")).is_file():
+            if taken and not (states / read_recipe(recipe)[0]).is_file():
                 recipe.unlink()
 
 
 def _remove(one: Kept, *, states: Path, roots: Path) -> bool:
-    target = (roots if one.kind == "root" else states) / one.name
+    target = (states if one.kind == "state" else roots) / one.name
     with _taken(target) as taken:
         if not taken:
             return False
@@ -119,12 +136,12 @@ def _remove(one: Kept, *, states: Path, roots: Path) -> bool:
 
 
 def _remove_state(recipe: Path) -> None:
-    name = recipe.read_text(encoding="ascii")
+    name, _ = read_recipe(recipe)
     recipe.unlink()
     # Two recipes may have made the same; whoever reads it has it open.
     for other in recipe.parent.glob("recipe-*"):
         with contextlib.suppress(FileNotFoundError):
-            if not other.suffix and other.read_text(encoding="ascii") == name:
+            if not other.suffix and read_recipe(other)[0] == name:
                 return
     recipe.with_name(name).unlink(missing_ok=True)
 

@@ -23,7 +23,7 @@ from stoker.model.tools import RunRequest
 from stoker.model.value import canonical_digest
 from stoker.sandbox import runtime
 from stoker.sandbox.base import Box, not_offered
-from stoker.sandbox.baseline_cache import prune
+from stoker.sandbox.baseline_cache import prune, read_recipe
 from stoker.sandbox.branching import Beginning, bounds_of
 from stoker.sandbox.entries import Bounds, Unkept
 from stoker.sandbox.removal import remove_tree
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 BUILT = declare("box.state.built", "a baseline is built and its recipe names what has no place yet")
 
 _OUTPUT_SHOWN = 300
+_MADE_OF_MAX = 500
 _PACKAGES = "a directory of Python packages (pip install --target), or a virtual environment"
 _SOURCE = Bounds(bytes_max=1 << 34, entries_max=1_000_000)
 """What is read of a directory at most; the policy of the box bounds it further."""
@@ -76,7 +77,7 @@ class Baselines:
         """What all of it may take; what living boxes are made of stays, whatever it takes."""
         self.roots = Roots(roots or directory / "roots")
         # Directories of packages lie among them, made, held and removed alike.
-        self.packages = Roots(self.roots.directory, forms=_PACKAGES)
+        self.packages = Roots(self.roots.directory, forms=_PACKAGES, kind="packages")
         for made in (self.roots, self.packages):
             made.after_making = self.trim
         self._sources: dict[str, str] = {}
@@ -232,7 +233,8 @@ class Baselines:
                 return found
             async with _locked(recipe.with_suffix(".lock")):
                 if (found := _found(recipe)) is None:
-                    found = await self._build(backend, made, policy, recipe)
+                    drafted = await self._build(backend, made, policy, recipe)
+                    found = await asyncio.to_thread(_name, recipe, drafted, _made_of(baseline))
                     await asyncio.to_thread(self.trim)
                 return found
 
@@ -262,7 +264,7 @@ class Baselines:
             saved = await box.checkpoint(drafts)
         finally:
             await asyncio.shield(box.destroy())
-        return await asyncio.to_thread(_name, recipe, Path(saved.file))
+        return Path(saved.file)
 
 
 async def _set_up(box: Box, name: str, number: int, line: str, seconds: float) -> None:
@@ -311,7 +313,7 @@ class _Nowhere(BytesIO):
 def _found(recipe: Path) -> Path | None:
     """Return the state that a recipe names, if both are there."""
     try:
-        state = recipe.with_name(recipe.read_text(encoding="ascii"))
+        state = recipe.with_name(read_recipe(recipe)[0])
     except FileNotFoundError:
         return None
     if not state.exists():
@@ -320,13 +322,23 @@ def _found(recipe: Path) -> Path | None:
     return state
 
 
-def _name(recipe: Path, drafted: Path) -> Path:
+def _made_of(baseline: Baseline) -> str:
+    """Return what people know a baseline by, in one line: it is no part of any digest."""
+    build = baseline.build if baseline.build is not msgspec.UNSET else BaselineBuild()
+    parts = [f"files {build.files}"] if build.files else []
+    for what, path in (("root", baseline.root), ("packages", baseline.packages)):
+        parts += [f"{what} {path}"] if path is not msgspec.UNSET else []
+    said = "; ".join((*parts, *build.setup))
+    return " ".join(f"{baseline.name}: {said}".split())[:_MADE_OF_MAX]
+
+
+def _name(recipe: Path, drafted: Path, made_of: str) -> Path:
     """Let ``recipe`` name a drafted state and put that in its place.
 
     In this order: a state that no recipe names would be counted and removed by nobody.
     """
     draft = drafted.with_name("recipe")
-    draft.write_text(drafted.name, encoding="ascii")
+    draft.write_text(f"{drafted.name}\n{made_of}", encoding="utf-8", errors="replace")
     for written in (drafted, draft):
         with written.open("rb") as content:
             os.fsync(content.fileno())

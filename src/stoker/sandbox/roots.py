@@ -62,6 +62,10 @@ class Root(msgspec.Struct, frozen=True, kw_only=True):
     directory: str = ""
     """The image's working directory, an absolute path without links; empty: none of its own."""
     size_bytes: int = 0
+    kind: str = "root"
+    """``root``, or ``packages``: what it was first wanted as."""
+    made_of: str = ""
+    """What it was made from, as it was named first; for people."""
 
 
 class _Source(NamedTuple):
@@ -82,9 +86,15 @@ class Roots:
     """Makes and finds roots on this machine."""
 
     def __init__(
-        self, directory: Path, tell: Tell | None = None, *, forms: str = ROOT_FORMS
+        self,
+        directory: Path,
+        tell: Tell | None = None,
+        *,
+        forms: str = ROOT_FORMS,
+        kind: str = "root",
     ) -> None:
         self.directory = directory
+        self.kind = kind
         self._forms = forms
         self.bytes_max = BYTES_MAX
         self.after_making: Callable[[], object] = lambda: None
@@ -298,7 +308,12 @@ def _whole(source: _Source, draft: Path, roots: Roots) -> None:
             size_bytes=size,
         )
     # It says where it will lie, not where it is made.
-    root = msgspec.structs.replace(root, tree=str(draft.with_suffix("") / "tree"))
+    root = msgspec.structs.replace(
+        root,
+        tree=str(draft.with_suffix("") / "tree"),
+        kind=roots.kind,
+        made_of=os.fsencode(source.path).decode(errors="replace"),
+    )
     (draft / ABOUT).write_bytes(msgspec.json.encode(root))
     opened = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
