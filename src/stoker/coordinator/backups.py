@@ -42,7 +42,7 @@ FORMAT = 2
 _CONTENTS = "backup.json"
 _LEDGER = f"ledger/{DATABASE}"
 _SMALL = ("run.json", "tasks.jsonl", "settings.json")
-_REQUESTS = re.compile(r"(?:cancels/cnl|branches/brn)_[0-9a-f]{12}\.json")
+_REQUESTS = re.compile(r"cancels/cnl_[0-9a-f]{12}\.json|branches/brn_[0-9a-f]{12}\.(?:json|taken)")
 _ARTIFACT = re.compile(r"artifacts/([0-9a-f]{2})/([0-9a-f]{62})")
 _CHUNK = 1024 * 1024
 
@@ -244,8 +244,11 @@ def _contents(source: IO[bytes], name: str, file: Path) -> Contents:
 
 
 def _requests(directory: Path) -> dict[str, Path]:
-    """Return what was asked from outside; a request is never torn and never goes away."""
-    found = {str(path.relative_to(directory)): path for path in sorted(directory.glob("*/*.json"))}
+    """Return what was asked from outside and the marks of what was taken in.
+
+    A request is never torn, and nothing of it goes away.
+    """
+    found = {str(path.relative_to(directory)): path for path in sorted(directory.glob("*/*_*"))}
     return {name: path for name, path in found.items() if _REQUESTS.fullmatch(name)}
 
 
