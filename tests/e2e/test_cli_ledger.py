@@ -270,8 +270,13 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(place: Path) -> None
         "act_0009": "acknowledged",
     }
     assert all(one["action"]["priority"] == 0 for one in listed), "fields at rest are told too"
+    told = stoker(place, "ledger", "dead", "list", *where).out.splitlines()
+    assert told[0] == "act_0007  waiting, 1 attempt  call (contained) of class fast, rollout rol_1"
+    assert told[1].startswith("  delivery 1, attempt 1, worker wrk_")
+    assert "commits since its owner started" in stoker(place, "ledger", "stats", *where).out
     shown = stoker(place, "ledger", "dead", "show", "act_0007", *where)
-    assert (shown.code, "cause" in shown.out, "waiting: " in shown.out) == (0, True, True)
+    assert (shown.code, "waiting: " in shown.out) == (0, True)
+    assert shown.out.count("delivery 1, attempt 1") == 1, "each cause once"
     unknown = stoker(place, "ledger", "dead", "show", "act_0001", *where)
     assert (unknown.code, "it has 2 dead letters" in unknown.err) == (2, True)
 
@@ -282,6 +287,7 @@ def test_dead_letters_are_listed_shown_requeued_and_dropped(place: Path) -> None
     done = document(stoker(place, "ledger", "dead", "requeue", *both, *where, "--json"), code=1)
     assert done["done"] == ["act_0007"]
     assert "never changes" in done["refused"]["act_0009"]
+    assert "not requeued" in stoker(place, "ledger", "dead", "requeue", "act_0007", *where).err
     dropped = stoker(place, "ledger", "dead", "drop", "act_0009", *where)
     assert (dropped.code, dropped.out) == (0, "dropped act_0009\n")
     assert document(stoker(place, "ledger", "dead", "list", *where, "--json")) == []

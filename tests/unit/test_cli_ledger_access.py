@@ -1,4 +1,5 @@
 import asyncio
+import io
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -7,6 +8,7 @@ from typing import cast
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from stoker.broker.base import (
     ActionsReply,
@@ -18,14 +20,17 @@ from stoker.broker.base import (
     RolloutsReply,
     RolloutsRequest,
     RolloutSummary,
+    StatsReply,
+    WorkerStats,
 )
 from stoker.broker.memory import MemoryLedger
 from stoker.cli import ledger_access
+from stoker.cli.ledger import stats_view
 from stoker.cli.ledger_check import check
 from stoker.cli.main import main
 from stoker.coordinator.record import RunDirectory
 from stoker.model.events import encode_event
-from stoker.model.ids import RolloutId, RunId
+from stoker.model.ids import RolloutId, RunId, WorkerId
 from support.journals import OPEN, ROLLOUT, summary
 from support.records import RECORD
 
@@ -103,3 +108,21 @@ def test_what_an_engine_advises_is_told_beside_its_counts(
     told = capsys.readouterr()
     assert told.err == "autovacuum is off; set it on\n"
     assert not as_json or json.loads(told.out)["commits_total"] > 0
+
+
+def test_a_worker_that_ended_in_order_is_none_that_lives() -> None:
+    """It took its own place without slots, so that whatever it held is over."""
+    at_work = WorkerStats(
+        worker_id=WorkerId("wrk_1"), name="w0", slots={"fast": 2}, leases=1, silent_seconds=1.0
+    )
+    ended = replace(at_work, worker_id=WorkerId("wrk_2"), slots={}, leases=0)
+    found = StatsReply(
+        classes={}, workers=(at_work, ended), unacknowledged=0, deliveries_total=1,
+        attempts_total=1, retries_total=0, completions_total={}, late_total=0, dead_total=0,
+    )  # fmt: skip
+    shown = io.StringIO()
+    Console(width=100, file=shown).print(stats_view(found, "postgres"))
+    said = shown.getvalue()
+    assert "wrk_1" in said
+    assert "wrk_2" not in said
+    assert "since" not in said, "a database counts from the beginning"

@@ -18,6 +18,8 @@ from stoker.coordinator.record import RunDirectory, find_run
 from stoker.model.ids import RunId
 
 EXIT_UNSOUND = 1
+_OWNERS = ("commits_total", "transitions_total", "syncs_total")
+"""What the owner of a file counts anew."""
 
 _HELP = """The durable hand-off of a run.
 
@@ -65,7 +67,7 @@ def stats(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOption
     if as_json:
         write_json(found)
     else:
-        answers().print(stats_view(found))
+        answers().print(stats_view(found, capabilities.engine))
     for advice in capabilities.advice:
         remarks().print(cell(advice, "yellow"), soft_wrap=True)
 
@@ -187,6 +189,7 @@ def restore(
         f"copy of {cell(found.copied_from)}",
         soft_wrap=True,
     )
+    answers().print(cell(f"go on with: stoker run … --resume {found.directory}"), soft_wrap=True)
 
 
 @app.command("compact")
@@ -213,7 +216,7 @@ def compact(run: RunOption, runs: RunsOption = RUNS_DIRECTORY, as_json: JsonOpti
         answers().print(f"{size(found.bytes_before)} before, {size(found.bytes_after)} after")
 
 
-def stats_view(found: StatsReply) -> RenderableType:
+def stats_view(found: StatsReply, engine: str) -> RenderableType:
     """Return the ledger's counters as tables."""
     classes = table("class", ">queued", ">oldest", ">leased", ">started", ">parked", ">slots")
     for name, one in sorted(found.classes.items()):
@@ -223,6 +226,8 @@ def stats_view(found: StatsReply) -> RenderableType:
     workers = table("worker", "incarnation", "slots", ">leases", ">silent")
     for worker in found.workers:
         slots = ", ".join(f"{name} {count}" for name, count in sorted(worker.slots.items()))
+        if not (slots or worker.leases):
+            continue  # nobody: a worker that ended took its own place, so that its leases are over
         silent = duration(worker.silent_seconds)
         workers.add_row(
             cell(worker.name), cell(worker.worker_id), cell(slots), str(worker.leases), silent
@@ -231,7 +236,8 @@ def stats_view(found: StatsReply) -> RenderableType:
     for name in StatsReply.__struct_fields__:
         value = getattr(found, name)
         if isinstance(value, int):
-            totals.add_row(name.removesuffix("_total").replace("_", " "), str(value))
+            since = " since its owner started" if name in _OWNERS and engine == "sqlite" else ""
+            totals.add_row(name.removesuffix("_total").replace("_", " ") + since, str(value))
     for status, count in sorted(found.completions_total.items()):
         totals.add_row(f"completed {status}", str(count))
     runs = table("run", ">queued", ">leased", ">parked")

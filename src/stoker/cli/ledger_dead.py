@@ -11,7 +11,7 @@ from stoker.broker.base import ActionView, DeadLettersRequest
 from stoker.broker.operating import AuditEntry, AuditRequest, DeadLetterVerb, SettleDead
 from stoker.cli.cancel import whoever
 from stoker.cli.options import RUNS_DIRECTORY, JsonOption, RunOption, RunsOption
-from stoker.cli.output import answers, counted, remarks, table, write_json
+from stoker.cli.output import answers, counted, remarks, write_json
 from stoker.cli.text import cell
 from stoker.coordinator.record import RunDirectory, find_run
 from stoker.coordinator.sharing import is_running
@@ -20,6 +20,9 @@ from stoker.model.action import ActionState
 from stoker.model.ids import ActionId
 
 EXIT_REFUSED = 1
+_CAUSE_SHOWN = 200
+_CAUSES = " Causes: "
+"""Begins the causes in what the ledger says of a dead letter."""
 
 _HELP = """Actions that used up their attempts, with every cause.
 
@@ -69,18 +72,15 @@ def list_dead(
     if as_json:
         write_json([_whole(view) for view in found])
         return
-    made = table("action", "rollout", "class", "tool", "result", ">attempts", "last cause")
-    for view in found:
-        made.add_row(
-            cell(view.action.action_id),
-            cell(view.action.rollout_id),
-            cell(view.action.worker_class),
-            cell(view.action.tool),
-            _standing(view),
-            str(view.attempts),
-            cell(view.causes[-1] if view.causes else "", length=200),
-        )
-    answers().print(made if found else "no dead letters")
+    console = answers()
+    for view in found:  # no table: ids in two pieces could not be copied
+        standing = f"{_standing(view)}, {counted(view.attempts, 'attempt')}"
+        of = f"{_work(view)}, rollout {view.action.rollout_id}"
+        console.print(cell(f"{view.action.action_id}  {standing}  {of}"), soft_wrap=True)
+        if view.causes:
+            console.print(cell(f"  {view.causes[-1]}", "dim", length=_CAUSE_SHOWN), soft_wrap=True)
+    if not found:
+        console.print("no dead letters")
 
 
 @app.command("show")
@@ -120,11 +120,8 @@ def show(
         for label, text in (
             ("action", view.action.action_id),
             ("rollout", f"{view.action.rollout_id}, call {view.action.path}"),
-            (
-                "work",
-                f"{view.action.tool} ({view.action.effect}) of class {view.action.worker_class}",
-            ),
-            ("result", f"{_standing(view)}: {said}"),
+            ("work", _work(view)),
+            ("result", f"{_standing(view)}: {said.partition(_CAUSES)[0]}"),  # they follow
             *(("cause", cause) for cause in view.causes),
         ):
             console.print(f"{label:<9}", cell(text), soft_wrap=True)
@@ -190,6 +187,10 @@ def drop(
     return _settle(find_run(run, runs), DeadLetterVerb.DROP, actions, reason, as_json=as_json)
 
 
+def _work(view: ActionView) -> str:
+    return f"{view.action.tool} ({view.action.effect}) of class {view.action.worker_class}"
+
+
 def _standing(view: ActionView) -> str:
     return "applied" if view.state is ActionState.ACKNOWLEDGED else "waiting"
 
@@ -216,6 +217,9 @@ def _settle(
         word = "requeued" if verb is DeadLetterVerb.REQUEUE else "dropped"
         for action in done:
             answers().print(cell(f"{word} {action}"), soft_wrap=True)
+        if done and verb is DeadLetterVerb.REQUEUE:
+            again = f"run again with: stoker run … --resume {run.record.run_id}"
+            answers().print(cell(again), soft_wrap=True)
         for action, why in refused.items():
             remarks().print(cell(f"not {word} {action}: {why}", "yellow"), soft_wrap=True)
     return EXIT_REFUSED if refused else 0
