@@ -19,9 +19,9 @@ class _World:
         self.matching = Matching(self.replicas, self.working)
 
     def ready(self, name: str, tokens: int, now: float) -> ReadyCall:
-        call = ReadyCall(
-            order=(now,), rollout=RolloutId(name), since=now, history=name, tokens=tokens
-        )
+        """Have a call of history ``name`` ready; what stands before a ``/`` is its rollout."""
+        rollout = RolloutId(name.partition("/")[0])
+        call = ReadyCall(order=(now,), rollout=rollout, since=now, history=name, tokens=tokens)
         self.matching.add(call, now)
         return call
 
@@ -107,5 +107,65 @@ def test_the_longest_wait_for_memory_is_not_only_that_of_whoever_is_first() -> N
         assert world.matching.parked == 2
         assert world.matching.parked_since == 5.0
         assert world.matching.parked_longest_since() == 1.0
+
+    run_virtual(main())
+
+
+def test_each_history_of_a_rollout_returns_to_where_its_own_context_is() -> None:
+    async def main() -> None:
+        world = _World(replicas=2)
+        world.turn("a/main", 0, 6000)
+        world.turn("a/helper", 1, 6000)
+        world.turn("b", 0, 3900)
+        call = world.ready("a/main", 6100, 1.0)
+        assert world.matching.next(1.0) == (call, world.replicas[0])
+        assert world.matching.parked == 0
+
+    run_virtual(main())
+
+
+def test_a_call_that_fits_on_a_full_replica_alone_holds_up_nobody() -> None:
+    async def main() -> None:
+        world = _World(replicas=2)
+        world.turn("a/main", 0, 9000)
+        world.replicas[1].held = 4
+        helper = world.ready("a/helper", 3000, 1.0)
+        assert world.matching.next(1.0) is None, "there is memory where there is no room"
+        assert (len(world.matching), world.matching.parked) == (1, 0)
+        world.working.start(RolloutId("b"))
+        new = world.ready("b", 100, 2.0)
+        assert world.matching.next(2.0) == (new, world.replicas[0])
+        world.matching.given(new, world.replicas[0])
+        world.replicas[1].held = 3
+        assert world.matching.next(3.0) == (helper, world.replicas[1])
+
+    run_virtual(main())
+
+
+def test_a_call_that_would_fit_on_a_replica_that_is_ill_is_parked_and_ages() -> None:
+    async def main() -> None:
+        world = _World(replicas=2)
+        world.turn("a/main", 0, 9000)
+        world.ill(1)
+        helper = world.ready("a/helper", 3000, 1.0)
+        assert world.matching.next(1.0) is None
+        assert world.matching.parked == 1
+        assert world.matching.next(1.0 + AGED_SECONDS) == (helper, world.replicas[0])
+
+    run_virtual(main())
+
+
+def test_a_parked_call_returns_to_the_replica_that_failed_it_where_that_alone_has_memory() -> None:
+    async def main() -> None:
+        world = _World(replicas=2)
+        world.turn("a", 1, 3000)
+        world.turn("b", 0, 9000)
+        memory = world.working.memory(1)
+        assert memory is not None
+        memory.residency.forget()
+        call = world.ready("a", 3100, 1.0)
+        call.avoid = 1
+        assert world.matching.parked == 1
+        assert world.matching.next(1.0) == (call, world.replicas[1])
 
     run_virtual(main())

@@ -1,23 +1,23 @@
 """Which ready call gets room on which replica next.
 
-Three kinds of calls wait. *Open* ones may go anywhere, their own replica first. Where a replica's
-KV cache is known, a call whose context lies there waits *at home*, for room there; one whose
-context was given up is *parked* until the working set has memory for it; so is one whose replica
-rests while another does not, or it would wait for a dead one. A call goes to another replica than
-its home only where that has memory for the whole context: it is prefilled again there.
+Four kinds of calls wait. *Open* ones may go anywhere, their own replica first. Where a replica's
+KV cache is known, a call whose context lies there waits *at home*, for room there; one of another
+history of a rollout that has begun goes *where it fits*; one whose context was given up is *parked*
+until the working set has memory for it; so is one whose replica rests while another does not, or it
+would wait for a dead one. A call goes to another replica than its home only where that has memory
+for the whole context: it is prefilled again there.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from stoker.coordinator.lane_replica import Health, LaneReplica
 from stoker.coordinator.ready_set import ReadyCall, ReadySet
 from stoker.coordinator.working_set import WorkingSet
-from stoker.model.ids import RolloutId
 
-_HOMES_MAX = 65_536
-"""Rollouts whose replica is remembered for its cached prefix."""
+_HOMES_MAX = 131_072
+"""Histories and rollouts whose replica is remembered for its cached prefix."""
 
 Match = tuple[ReadyCall, LaneReplica]
 
@@ -29,13 +29,17 @@ class Matching:
         self._replicas = replicas
         self._working = working
         self._open = ReadySet()
+        self._fitting = ReadySet()
+        """Those that go where they fit."""
         self._at_home = {index: ReadySet() for index in replicas}
         self._parked = ReadySet()
-        self._homes: OrderedDict[RolloutId, int] = OrderedDict()
+        self._homes: OrderedDict[str, int] = OrderedDict()
+        """History → where it went last; rollout → where its latest one went."""
 
     def __len__(self) -> int:
         """Return how many calls are ready, parked ones not counted."""
-        return len(self._open) + sum(len(calls) for calls in self._at_home.values())
+        ready = len(self._open) + len(self._fitting)
+        return ready + sum(len(calls) for calls in self._at_home.values())
 
     @property
     def parked(self) -> int:
@@ -68,7 +72,7 @@ class Matching:
 
     def waiting_since(self, before: float) -> Iterator[ReadyCall]:
         """Return the calls that wait since then or longer."""
-        for calls in (self._open, *self._at_home.values(), self._parked):
+        for calls in (self._open, self._fitting, *self._at_home.values(), self._parked):
             yield from calls.waiting_since(before)
 
     def next(self, now: float) -> Match | None:
@@ -84,47 +88,66 @@ class Matching:
     def given(self, call: ReadyCall, replica: LaneReplica) -> None:
         """``call`` was given room on ``replica``."""
         self.remove(call)
-        self._homes[call.rollout] = replica.index
-        self._homes.move_to_end(call.rollout)
-        if len(self._homes) > _HOMES_MAX:
+        for name in (call.rollout, call.history):
+            self._homes[name] = replica.index
+            self._homes.move_to_end(name)
+        while len(self._homes) > _HOMES_MAX:
             self._homes.popitem(last=False)
 
     def _shelf_for(self, call: ReadyCall) -> ReadySet:
         working = self._working
         if not working.limits or working.is_first(call.history):
             return self._open
-        home = self._homes.get(call.rollout)
-        if home is not None and working.is_cached(call.history, home):
-            return self._at_home[home]
+        home = self._home(call)
+        if home is not None and working.is_cached(call.history, home.index):
+            return self._at_home[home.index]
         # One whose context never was anywhere goes where it fits, but not before those parked.
-        return self._parked if len(self._parked) or working.had_turns(call.history) else self._open
+        late = len(self._parked) or working.had_turns(call.history)
+        return self._parked if late else self._fitting
 
     def _heads(self) -> list[ReadyCall]:
         """Return the first call of each kind but the parked, in order; give up stale homes."""
         heads = []
         resting = {i for i, one in self._replicas.items() if one.health is Health.RESTING}
+        if len(resting) == len(self._replicas):
+            resting = set()  # nobody is a better choice
         for index, calls in self._at_home.items():
-            lost = index in resting and len(resting) < len(self._replicas)
             while (call := calls.first()) is not None:
-                if not lost and self._working.is_cached(call.history, index):
+                if index not in resting and self._working.is_cached(call.history, index):
                     heads.append(call)
                     break
                 calls.pop()
                 self._parked.add(call)
-        while (first := self._open.first()) is not None:
-            if self._fits_somewhere(first):
-                heads.append(first)
+        if (first := self._first_open()) is not None:
+            heads.append(first)
+        while (call := self._fitting.first()) is not None:
+            if self._fits_somewhere(call, resting):
+                heads.append(call)
                 break
-            self._open.pop()
-            self._parked.add(first)
+            self._fitting.pop()
+            self._parked.add(call)
         return sorted(heads, key=lambda call: (call.order, call.number)) if heads[1:] else heads
+
+    def _first_open(self) -> ReadyCall | None:
+        """Return the first call that goes anywhere, now that another of its rollout may have gone.
+
+        One that must fit would hold up all behind it where only a full replica has memory for it.
+        """
+        working = self._working
+        while (call := self._open.first()) is not None:
+            if not working.limits or working.is_first(call.history):
+                return call
+            self._open.pop()
+            self._fitting.add(call)
+        return None
 
     def _place(self, call: ReadyCall) -> LaneReplica | None:
         """Return where a call goes whose context is where it should be."""
         home = self._home(call)
+        anywhere = call.shelf in {self._open, self._fitting}
         # The one that just failed it is better than none: it alone may have its context, or memory.
         for choice in (self._choice(call), self._with_room()):
-            if home in choice and (call.shelf is not self._open or not self._working.limits):
+            if home in choice and (not anywhere or not self._working.limits):
                 return home
             first = self._working.is_first(call.history)
             fit = [one for one in choice if first or self._working.fits(call.history, one.index)]
@@ -138,7 +161,11 @@ class Matching:
         if call is None:
             return None
         choice = self._choice(call)
-        fitting = [one for one in choice if self._working.fits(call.history, one.index)]
+        # As above: the one that just failed it is better than none.
+        for some in (choice, self._with_room()):
+            fitting = [one for one in some if self._working.fits(call.history, one.index)]
+            if fitting:
+                break
         if not fitting and choice and self._working.aged(call.since, now):
             self._working.forced(now)
             fitting = choice
@@ -147,16 +174,16 @@ class Matching:
         home = self._home(call)
         return call, home if home in fitting else max(fitting, key=self._spare)
 
-    def _fits_somewhere(self, call: ReadyCall) -> bool:
-        working = self._working
-        return (
-            not working.limits
-            or working.is_first(call.history)
-            or any(working.fits(call.history, index) for index in self._replicas)
-        )
+    def _fits_somewhere(self, call: ReadyCall, resting: Collection[int]) -> bool:
+        """Whether a replica that does not rest has memory for a call, with or without room."""
+        well = self._replicas.keys() - resting
+        return any(self._working.fits(call.history, index) for index in well)
 
     def _home(self, call: ReadyCall) -> LaneReplica | None:
-        index = self._homes.get(call.rollout)
+        for there, calls in self._at_home.items():
+            if call.shelf is calls:
+                return self._replicas[there]
+        index = self._homes.get(call.history, self._homes.get(call.rollout))
         return self._replicas[index] if index is not None else None
 
     def _choice(self, call: ReadyCall) -> list[LaneReplica]:
