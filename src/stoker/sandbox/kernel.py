@@ -12,6 +12,8 @@ import platform
 import struct
 
 _libc = ctypes.CDLL(None, use_errno=True)
+for _name in ("mount", "prctl", "setns", "syscall", "umount2", "unshare"):
+    getattr(_libc, _name)  # looked up now: each child of a fork would do it anew
 
 MS_RDONLY = 1
 MS_NOSUID = 2

@@ -9,6 +9,7 @@ so no pid is ever named), leads a session of its own, takes its limits, becomes 
 gives up new privileges, closes every other descriptor and execs with the environment it was given.
 """
 
+import _signal  # type: ignore[import-not-found]  # its wrapper makes enums: more pages to copy
 import contextlib
 import fcntl
 import gc
@@ -39,7 +40,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[ToMaker] = msgspec.msgpack.Decoder(ToMaker)
 _orders = msgspec.msgpack.Decoder(WorkOrder)
 
-_LEFT_TO_THE_WORKER = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LEFT_TO_THE_WORKER = (_signal.SIGINT, _signal.SIGTERM, _signal.SIGHUP)
 """Ignored by the maker: Ctrl-C reaches the whole terminal group, and the worker decides."""
 
 _STANDARD = 3
@@ -226,8 +227,8 @@ def _read_all(descriptor: int) -> bytes:
 def _wait_and_become(hand_over: socket.socket, errors: int) -> NoReturn:
     """Wait for an order in a child that was forked ahead."""
     try:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        signal.set_wakeup_fd(-1)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, _signal.SIGKILL)
+        _signal.set_wakeup_fd(-1)
         data, descriptors, _, _ = socket.recv_fds(hand_over, 1, DESCRIPTORS_MAX)
         if data:
             order = _orders.decode(_read_all(descriptors[0]))
@@ -242,9 +243,9 @@ def _wait_and_become(hand_over: socket.socket, errors: int) -> NoReturn:
 def _become(order: WorkOrder, descriptors: list[int], errors: int, short: int | None) -> None:
     """Turn this forked child into the ordered process; never returns."""
     try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        _signal.set_wakeup_fd(-1)
+        _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, _signal.SIGKILL)
         os.setsid()
         if order.keeper:
             _keep_above()
@@ -302,22 +303,22 @@ def _drop(order: WorkOrder) -> None:
         os.setresuid(order.identity, order.identity, order.identity)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
         # A change of identity clears the parent-death signal.
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, _signal.SIGKILL)
     if order.refuse_root and 0 in (os.getuid(), os.geteuid()):
         raise PermissionError(1, "a box is never started as root; this is a bug, please report it")
     if order.user_namespace is not None:
         kernel.enter_user_namespace(order.user_namespace)
         os.close(order.user_namespace)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, _signal.SIGKILL)
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 
 
 def _reset_signals() -> None:
     # Python ignores the first two, we the others; an ignored signal would stay so over exec.
-    for number in (signal.SIGPIPE, signal.SIGXFSZ, *_LEFT_TO_THE_WORKER):
-        signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (_signal.SIGPIPE, _signal.SIGXFSZ, *_LEFT_TO_THE_WORKER):
+        _signal.signal(number, _signal.SIG_DFL)
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, [])
 
 
 # --- keeper: a subreaper above one process, where there is no cgroup ---------------------------
