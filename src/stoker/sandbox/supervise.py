@@ -239,13 +239,15 @@ class _Supervision:
         await self._kill_group()
         if self._stopping is not None:
             await self._stopping
-        if self._started is not None:
+        if self._started is not None and not self._started.exited.done():
             await asyncio.wait([self._started.exited])
         if self._maker.dead:  # a server that died meanwhile spares nobody any more
             await self._kill_group()
         if self._feed is not None:
             self._feed.close()
-        await asyncio.wait([self._out.ended, self._err.ended], timeout=_DRAIN_SECONDS)
+        # Mostly both have: nothing but the program wrote to them.
+        if unended := [pipe.ended for pipe in (self._out, self._err) if not pipe.ended.done()]:
+            await asyncio.wait(unended, timeout=_DRAIN_SECONDS)
         self._stdout, self._stderr = self._out.close(), self._err.close()
 
     def _look_in(self, left: float) -> None:
