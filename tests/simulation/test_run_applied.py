@@ -313,6 +313,14 @@ def test_what_the_ledger_tells_in_passing_is_recorded_and_nothing_more(life: Lif
     [event] = life.of(Late)
     assert (event.action_id, event.status, event.disposition) == (action_id, OK, "discarded: late")
     assert life.figures.of("late") == [()]
+    resumed = life.resumed()
+    assert resumed.late == [event]
+    life.flow.active[life.rollout.rollout_id] = resumed
+    life.event(LedgerEventKind.LATE, action_id, late)
+    assert (life.of(Late), life.figures.of("late")) == ([event], [()]), "told again after a resume"
+    life.event(LedgerEventKind.LATE, action_id, late)
+    assert life.of(Late) == [event, event], "another one, which is alike"
+    life.flow.active[life.rollout.rollout_id] = life.rollout
     before = len(life.parts.appends)
     life.event(LedgerEventKind.REQUEUED, action_id)
     assert life.figures.of("retried") == [("discarded: late",)]

@@ -293,6 +293,7 @@ def held(rollout: ActiveRollout, given_up: set[CallPath]) -> dict[str, Any]:
         "actions": rollout.actions,
         "attempts": rollout.attempts,
         "run seconds": rollout.run_seconds,
+        "queue seconds": rollout.queue_seconds,
         "routes": rollout.routes,
         "model calls": rollout.history.calls,
         "calls": {

@@ -61,6 +61,11 @@ class EventRouter:
                 self._completed(rollout, completion)
 
     def _late(self, rollout: ActiveRollout | None, event: LedgerEvent) -> None:
+        status = event.completion.status if event.completion else ""
+        late = Late(action_id=event.action_id, status=status, disposition=event.detail)
+        if rollout is not None and late in rollout.late:
+            rollout.late.remove(late)  # an earlier coordinator has heard of it
+            return
         self._flow.parts.figures.late()
         self._flow.parts.log.event(
             "late_result",
@@ -69,12 +74,7 @@ class EventRouter:
             decided=event.detail,
         )
         if rollout is not None:
-            status = event.completion.status if event.completion else ""
-            self._flow.submit(
-                rollout,
-                [],
-                events=[Late(action_id=event.action_id, status=status, disposition=event.detail)],
-            )
+            self._flow.submit(rollout, [], events=[late])
 
     def _completed(self, rollout: ActiveRollout, completion: Completion) -> None:
         if self._restorer.takes(rollout, completion):

@@ -18,6 +18,7 @@ from stoker.model.events import (
     Finished,
     Issued,
     JournalEvent,
+    Late,
     Recovered,
     Reissued,
     Restored,
@@ -50,6 +51,7 @@ class Standing(msgspec.Struct, kw_only=True):
     restored: dict[CallPath, Restored] = {}
     """Environment path → its latest restoration."""
     reissued: set[CallPath] = set()
+    late: list[Late] = []
     issued_at: dict[CallPath, float] = {}
     """Wall time of the turn in which a call was issued."""
     ran_at: dict[CallPath, float] = {}
@@ -134,14 +136,23 @@ def _apply(standing: Standing, event: JournalEvent, fetch: Fetch) -> None:
             standing.tainted[event.fault.code] = event.fault
         case Recovered():
             standing.tainted.pop(event.code, None)
-        case Restored():
-            standing.restored[event.path] = event
-        case Reissued():
-            standing.reissued.add(event.path)
+        case Restored() | Reissued() | Late():
+            _told(standing, event)
         case Finished():
             _finish(standing, event)
         case _:
             pass
+
+
+def _told(standing: Standing, event: Restored | Reissued | Late) -> None:
+    """Take in what the coordinator wrote down of itself, outside of turns."""
+    match event:
+        case Restored():
+            standing.restored[event.path] = event
+        case Reissued():
+            standing.reissued.add(event.path)
+        case Late():
+            standing.late.append(event)
 
 
 def _deliver(standing: Standing, event: Delivered, fetch: Fetch) -> None:

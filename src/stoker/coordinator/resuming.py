@@ -59,8 +59,10 @@ class Resumer:
         own = standing.delivered[standing.shared :]  # what a branch shares has been counted
         rollout.attempts = sum(delivered.attempt for delivered in own)
         rollout.run_seconds = sum(delivered.run_seconds for delivered in own)
+        rollout.queue_seconds = sum(delivered.queue_seconds for delivered in own)
         paths = {delivered.path for delivered in own}
         rollout.reissued = set(standing.reissued)
+        rollout.late = list(standing.late)
         for path, arguments in generations(standing, self._artifacts.get):
             rollout.history.issue(path, arguments)
         for path, generation in returned(standing, self._artifacts.get):

@@ -13,7 +13,7 @@ from stoker.coordinator.calls import Call
 from stoker.coordinator.environments import Environment
 from stoker.coordinator.history import HistoryStore
 from stoker.model.completion import Completion
-from stoker.model.events import Admitted
+from stoker.model.events import Admitted, Late
 from stoker.model.faults import FaultRecord
 from stoker.model.ids import ActionId, CallPath, RolloutId
 from stoker.model.value import Value
@@ -91,6 +91,8 @@ class ActiveRollout:
     timeout: asyncio.TimerHandle | None = None
     finished: bool = False
     reissued: set[CallPath] = field(default_factory=set)
+    late: list[Late] = field(default_factory=list)
+    """Late results journalled by earlier coordinators: the ledger tells of them once more."""
     became: tuple[Became, ...] = ()
     """Who it was; empty unless it is a branch."""
 
