@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +18,11 @@ from stoker.errors import LedgerStorageFailed
 from support.ledger import BOUND_SECONDS, ROLLOUT, RUN, Harness, act, action
 from support.ledger_process import refuses_bad_frames
 from support.postgres import drop_schema, fresh_schema, server
+from support.runs import until
 from support.runs_gated import count, gate, gated
 from support.runs_records import read
 
+ROLLOUTS, SLOTS = 200, 4
 FULL = """CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN RAISE EXCEPTION 'could not extend file' USING ERRCODE = 'disk_full'; END $$;
 CREATE TRIGGER full_disk BEFORE INSERT OR UPDATE ON {table}
@@ -54,18 +57,24 @@ async def harness_of(place: Path, database: Database) -> Harness:
 def test_b4_a_run_on_postgres_whose_every_party_is_killed_goes_on(
     tmp_path: Path, database: Database
 ) -> None:
-    ledger = {"url": database.url.reveal(), "db_schema": database.schema}
-    with gated(tmp_path, 4, {"ledger": ledger}) as one:
+    settings = {
+        "ledger": {"url": database.url.reveal(), "db_schema": database.schema},
+        "admission": {"mode": "fixed", "active_max": ROLLOUTS},
+    }
+    with gated(tmp_path, ROLLOUTS, settings) as one:
         one.start()
-        one.until_lines(4)
+        one.until_lines(SLOTS)
+        until(lambda: one.status().get("rollouts_active") == ROLLOUTS, "all of them in flight")
         for party in ("worker", "coordinator", "owner"):
             one.signal(party, signal.SIGKILL)
         one.ended()
         gate(one)
         one.start()
-        assert one.finish()["snapshot"]["outcomes"] == {"completed": 4}
-        assert count(one, "done") <= 8, "each unfinished call once more at most"
-        assert {view.attempts for view in read(one.run.path).actions.values()} <= {1, 2}
+        assert one.finish()["snapshot"]["outcomes"] == {"completed": ROLLOUTS}
+        assert ROLLOUTS <= count(one, "done") <= ROLLOUTS + SLOTS, "who was cut off, once more"
+        attempts = Counter(view.attempts for view in read(one.run.path).actions.values())
+        assert attempts.keys() <= {1, 2}
+        assert attempts[2] <= SLOTS
 
 
 def test_b12_a_full_disk_of_the_server_rejects_the_group_and_the_gateway_goes_on(
