@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from stoker.cli.main import main
-from stoker.coordinator import storage
+from stoker.coordinator import branch_requests, storage
+from stoker.coordinator.branch_requests import BranchRequest
+from stoker.coordinator.branching import Point
 from stoker.coordinator.record import RunDirectory
 from stoker.coordinator.request import StopSignal
 from stoker.coordinator.storage import (
@@ -23,6 +25,7 @@ from stoker.coordinator.storage import (
 )
 from stoker.errors import ConfigInvalid
 from stoker.journal.artifacts import ArtifactStore
+from stoker.model.ids import RolloutId
 from support.records import RECORD
 from support.snapshots import SNAPSHOT
 
@@ -78,6 +81,19 @@ def test_a_run_in_use_stays(tmp_path: Path) -> None:
         assert judge(run, NOW).kept == "it is in use"
         os.close(held)
     assert judge(run, before=999.0).kept == "it was exported too recently"
+
+
+def test_a_run_with_branches_that_wait_stays(tmp_path: Path) -> None:
+    run = a_run(tmp_path)
+    with branch_requests.asking(run):
+        request = BranchRequest(
+            parent=RolloutId("rol_1"), task_id="t", point=Point(step=1, last=1), first=0, count=2
+        )
+        branch_requests.ask(run, request)
+    assert judge(run, NOW).kept == "branches of it wait to be run"
+    (asked,) = (run.path / "branches").glob("*.json")
+    asked.with_suffix(".taken").touch()  # as a coordinator does that takes it in
+    assert judge(run, NOW).kept == ""
 
 
 def test_a_run_without_a_status_or_on_a_shared_ledger_stays(tmp_path: Path) -> None:
