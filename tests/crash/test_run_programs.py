@@ -322,3 +322,21 @@ def read_all(one: Rig) -> list[Outcome]:
 
 def sorted_rewards(found: list[Outcome]) -> list[float]:
     return sorted(one.reward for one in found if one.reward is not None)
+
+
+def test_c8_a_class_that_vanishes_and_returns_costs_time_and_nothing_else(tmp_path: Path) -> None:
+    with rig(tmp_path, **changing(tmp_path), settings={"workers": {"count": 0}}) as one:
+        one.start()
+        until(lambda: one.status()["classes"].get("fast"), "work for the class")
+        first = one.start_worker("first")
+        one.until_lines(3)
+        first.kill()
+        until(lambda: one.status()["classes"]["fast"]["slots"] == 0, "the class is gone")
+        before = one.status()["lane"]["unused"]["class fast"]
+        until(lambda: one.status()["lane"]["unused"]["class fast"] > before, "charged to it")
+        one.start_worker("second")
+        one.until_lines(4)  # run again, as they may: one by one, since they may be to blame
+        one.open_gate()
+        assert one.finish()["snapshot"]["outcomes"] == {"completed": 6}
+        records = read(one.run.path)
+    assert {found.outcome.reward for found in records.rollouts.values()} == {1.0}

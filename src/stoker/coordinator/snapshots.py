@@ -15,7 +15,7 @@ from stoker.coordinator.record import RunDirectory, write_atomically
 from stoker.coordinator.sharing import Part
 from stoker.coordinator.sizing import slots_needed
 from stoker.coordinator.view import CapsView, ClassView, LaneView, RunSnapshot, ServiceView
-from stoker.coordinator.workers import WorkerSeen
+from stoker.coordinator.workers import DIED, WorkerSeen
 from stoker.observe.log import RolloutLine
 
 _RECENT = 6
@@ -107,7 +107,7 @@ class Snapshots:
             boxes_alive=sum(worker.boxes_alive for worker in seen),
             boxes_leaked=sum(worker.boxes_leaked for worker in seen),
             boxes_ready=sum(worker.boxes_ready for worker in seen),
-            memory_short_share=sum(worker.memory_short for worker in seen) / max(1, len(seen)),
+            memory_short_share=_memory_short(seen),
             isolation=_isolation(seen),
             accept_shared_kernel=self._shared,
             caps=self._caps(),
@@ -189,6 +189,12 @@ def _lane_view(lane: LaneFigures, unused: dict[str, float]) -> LaneView:
         kv_held_share=lane.kv_held_share,
         unused=unused,
     )
+
+
+def _memory_short(seen: tuple[WorkerSeen, ...]) -> float:
+    """Return the share of living workers that are short of memory."""
+    living = [worker.memory_short for worker in seen if worker.state != DIED]
+    return sum(living) / max(1, len(living))
 
 
 def _isolation(seen: tuple[WorkerSeen, ...]) -> dict[str, str]:

@@ -44,6 +44,11 @@ class ClassSeen(msgspec.Struct, frozen=True, kw_only=True):
     isolation: dict[str, object] | None = None
 
 
+_ENDED = "ended"
+DIED = "died"
+"""State of a worker that was killed: it could not say so, but nobody holds its lock."""
+
+
 class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What a worker says of itself in ``status.json``."""
 
@@ -56,6 +61,16 @@ class WorkerSeen(msgspec.Struct, frozen=True, kw_only=True):
     boxes_ready: int = 0
     memory_short: bool = False
     """It takes no more work on: what its boxes leave of the host's memory is its reserve."""
+
+    def died(self) -> "WorkerSeen":
+        """Return what is left of it once it was killed: counts, but no slots, boxes or wants."""
+        gone = {
+            name: msgspec.structs.replace(one, slots=0, busy_share=0.0)
+            for name, one in self.classes.items()
+        }
+        return msgspec.structs.replace(
+            self, state=DIED, classes=gone, boxes_alive=0, boxes_ready=0, memory_short=False
+        )
 
 
 @dataclass(slots=True)
@@ -93,11 +108,13 @@ class LocalWorkers:
             await asyncio.sleep(_LOOK_SECONDS)
 
     def seen(self) -> tuple[WorkerSeen, ...]:
-        """Return what every worker last said of itself, whoever started it."""
+        """Return what every worker last said of itself, whoever started it; see ``WorkerSeen``."""
         found = []
         for status in sorted(self._run.workers.glob("*/status.json")):
             with suppress(OSError, msgspec.MsgspecError):
-                found.append(msgspec.json.decode(status.read_bytes(), type=WorkerSeen))
+                one = msgspec.json.decode(status.read_bytes(), type=WorkerSeen)
+                lives = one.state == _ENDED or lock_is_held(status.parent / "lock")
+                found.append(one if lives else one.died())
         return tuple(found)
 
     def ready(self) -> bool:
